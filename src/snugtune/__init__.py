@@ -1,0 +1,36 @@
+"""Fine-tune neural networks on the card you really have."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from snugtune.api import demo as demo
+    from snugtune.api import train as train
+    from snugtune.errors import SnugtuneError as SnugtuneError
+    from snugtune.tasks import Task as Task
+    from snugtune.training.result import TrainResult as TrainResult
+
+__version__ = "0.1.0"
+
+# Loaded on first use: importing the package must stay free of torch and pydantic.
+_HOMES = {
+    "SnugtuneError": "snugtune.errors",
+    "Task": "snugtune.tasks",
+    "TrainResult": "snugtune.training.result",
+    "demo": "snugtune.api",
+    "train": "snugtune.api",
+}
+
+__all__ = ["SnugtuneError", "Task", "TrainResult", "__version__", "demo", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'snugtune' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

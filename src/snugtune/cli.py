@@ -1,0 +1,129 @@
+"""The commands. Each is one small function that calls the function of the same name in `api`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snugtune import __version__, api
+from snugtune.errors import SnugtuneError
+
+app = typer.Typer(
+    name="snugtune",
+    help="Fine-tune neural networks on the card you really have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"snugtune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Fine-tune neural networks on the card you really have."""
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    run_file: Annotated[
+        Path | None, typer.Argument(help="YAML file with settings.", show_default=False)
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="What the model learns to do.")] = None,
+    model: Annotated[str | None, typer.Option(help="Folder of a model, or its hub id.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="CSV, TSV, JSONL, JSON, Parquet, folder, or hub id.")
+    ] = None,
+    validation: Annotated[str | None, typer.Option(help="The same; it only measures.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column with the text.")] = None,
+    text_pair_column: Annotated[str | None, typer.Option(help="Column with the second text.")] = None,
+    label_column: Annotated[
+        list[str] | None, typer.Option(help="Column with the label; several: 0/1 columns.")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option(help="Longest text in tokens.  [default: 128]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often each example is seen.  [default: 3]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per update.  [default: 32]")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Highest learning rate.  [default: 5e-5]")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32, fp16 or bf16.")] = None,
+    checkpointed_layers: Annotated[
+        str | None, typer.Option(help="Layers computed twice to save memory: 0, a number, or all.")
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Most memory on the card: '11 GiB', '11GB'.")] = None,
+    output: Annotated[str | None, typer.Option(help="Folder of the run.  [default: runs/NAME]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Start of all random numbers.  [default: 42]")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting: training.weight_decay=0.1; may be repeated."),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the complete run file with help texts, and stop.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every update.")] = False,
+) -> None:
+    """Fine-tune a model; the same command continues an interrupted run."""
+    from snugtune.runfile import parse_settings
+
+    # The parameters of everyday settings have the names that `api` knows.
+    everyday = {name: value for name, value in context.params.items() if name in api.Everyday.__annotations__}
+    everyday["label_column"] = (
+        label_column[0] if label_column and len(label_column) == 1 else label_column or None
+    )
+    settings = parse_settings(set_ or [])
+    if print_config:
+        typer.echo(api.show_config(run_file, set=settings, **everyday), nl=False)
+        return
+    result = api.train(run_file, set=settings, quiet=quiet, verbose=verbose, **everyday)
+    if result.status == "interrupted":
+        raise typer.Exit(130)
+
+
+@app.command()
+def demo(
+    output: Annotated[str, typer.Option(help="Folder of the run.")] = "runs/demo",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Teach a real model to sort real news articles, in about two minutes."""
+    if api.demo(output, quiet=quiet).status == "interrupted":
+        raise typer.Exit(130)
+
+
+@app.command()
+def doctor(
+    install_line: Annotated[str, typer.Option(help="Package whose install command to print: torch.")],
+    fallback: Annotated[
+        bool, typer.Option("--fallback", help="The command to take when the first one fails.")
+    ] = False,
+) -> None:
+    """Say what to install for the cards of this machine."""
+    line = api.install_line(install_line, fallback=fallback)
+    if line is not None:
+        typer.echo(line)
+
+
+def main() -> None:
+    """Run the command line; errors of ours become a message and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except SnugtuneError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

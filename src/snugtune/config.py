@@ -1,0 +1,225 @@
+"""Everything a run file may say, with defaults, checks and help texts.
+
+The text under a setting is its help text: it appears in `--print-config` and in error messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from snugtune.errors import UsageError
+from snugtune.units import parse_size
+
+
+def _checked_size(value: object) -> object:
+    if value is not None:
+        try:
+            parse_size(str(value))
+        except UsageError as error:
+            raise ValueError(f"{error.what}: {error.why}") from None
+    return value
+
+
+Size = Annotated[str, BeforeValidator(_checked_size)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        coerce_numbers_to_str=True,
+        protected_namespaces=(),
+    )
+
+
+class ModelSettings(_Settings):
+    """Which model to start from."""
+
+    name: str
+    """A local folder in Hugging Face format, or a hub id such as bert-base-uncased."""
+    revision: str | None = None
+    """Branch, tag or commit of the hub id; null takes the newest."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for sources you trust."""
+    allow_pickle: bool = False
+    """Accept weights in PyTorch's .bin format (read with weights_only=True) where no safetensors exist."""
+
+
+class DataSettings(_Settings):
+    """Which examples to learn from."""
+
+    train: str
+    """File (.csv, .tsv, .jsonl, .json, .parquet), folder saved by `datasets`, or hub id of a data set."""
+    validation: str | None = None
+    """The same for examples that only measure; null sets a part of the training data aside."""
+    validation_fraction: float = Field(0.1, gt=0, lt=1)
+    """Share of the training data set aside when no validation data is given."""
+    train_split: str | None = None
+    """Name of the split in a data set that has several; null takes "train"."""
+    validation_split: str | None = None
+    """Split to measure on, of `validation` or else of `train`."""
+    revision: str | None = None
+    """Branch, tag or commit of a data set on the hub."""
+    text_column: str | None = None
+    """Column with the text; null looks for the usual names."""
+    text_pair_column: str | None = None
+    """Column with the second text, for tasks on pairs of texts."""
+    label_column: str | list[str] | None = None
+    """Column with the label, or several 0/1 columns (multi-label); null looks for the usual names."""
+    label_kind: Literal["auto", "single-label", "multi-label", "regression"] = "auto"
+    """What the labels are; auto decides from the data and says what it took."""
+    label_separator: str | None = None
+    """Character between several labels in one cell, such as "|"; makes the task multi-label."""
+    max_length: int = Field(128, ge=2)
+    """Longest text in tokens; what is beyond is cut off."""
+
+
+class TrainingSettings(_Settings):
+    """How to learn. Everything is counted in updates (optimizer steps), not in passes."""
+
+    epochs: int = Field(3, ge=1)
+    """How often each example is seen."""
+    batch_size: int = Field(32, ge=1)
+    """Samples behind one update, whatever number of passes it is computed in."""
+    passes: int = Field(1, ge=1)
+    """Forward and backward passes per update; more of them need less memory, the result is the same."""
+    learning_rate: float = Field(5e-5, gt=0)
+    """Highest learning rate, reached after warm-up."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """How the learning rate falls after warm-up."""
+    warmup_fraction: float = Field(0.06, ge=0, lt=1)
+    """Share of all updates in which the learning rate rises."""
+    optimizer: Literal["adamw", "adamw-fused", "adamw-foreach", "sgd", "adafactor"] = "adamw"
+    """adamw takes the variant with the smallest peak memory (fused)."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Weight decay of matrices; norms and biases have none."""
+    clip_grad_norm: float | None = Field(1.0, gt=0)
+    """Largest gradient norm; null leaves gradients alone."""
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
+    """fp16 and bf16 keep the weights in fp32 and compute in half precision where that is safe."""
+    checkpointed_layers: Annotated[int, Field(ge=0)] | Literal["all"] = 0
+    """Layers (the first n, or all) computed a second time in the backward pass: less memory, more time."""
+    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(ge=0)]] | None = None
+    """Weight of each class in the loss: a number per label name, or balanced (rare classes count more)."""
+    budget: Size | None = None
+    """Cap on the memory PyTorch may take on the card, such as "11 GiB" (2^30) or "11GB" (10^9)."""
+    seed: int = Field(42, ge=0)
+    """Start of all random numbers: new weights, order of the data, dropout, split."""
+
+
+class EvaluationSettings(_Settings):
+    """When and how to measure."""
+
+    every_updates: int | None = Field(None, ge=1)
+    """Updates between two evaluations; null evaluates at the end of each epoch."""
+    metric: str | None = None
+    """Metric that names the best model; null takes accuracy, micro_f1 or mse by the kind of labels."""
+    early_stopping: int | None = Field(None, ge=1)
+    """Stop after this many evaluations without a better metric; null never stops early."""
+
+
+class CheckpointSettings(_Settings):
+    """What an interrupted run continues from."""
+
+    every_minutes: float | None = Field(10.0, gt=0)
+    """Minutes between checkpoints, besides those at evaluations; null saves only at evaluations."""
+    keep_last: int = Field(2, ge=1)
+    """Checkpoints kept, besides the best."""
+
+
+class RunConfig(_Settings):
+    """A run: what to train, on what, and how."""
+
+    task: Literal["sequence-classification"] = "sequence-classification"
+    """What the model learns to do."""
+    output: str | None = None
+    """Folder of the run; null takes runs/NAME after the data file."""
+    model: ModelSettings
+    data: DataSettings
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    checkpoints: CheckpointSettings = CheckpointSettings()
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lives."""
+        if self.output is not None:
+            return Path(self.output)
+        name = self.data.train.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+        return Path("runs") / (name.split(".")[0] or "run")
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The cap on the allocator in bytes."""
+        return None if self.training.budget is None else parse_size(self.training.budget)
+
+
+# The everyday names of the shell (`--learning-rate`) and of Python (`learning_rate=`).
+EVERYDAY: Mapping[str, str] = {
+    "task": "task",
+    "model": "model.name",
+    "data": "data.train",
+    "validation": "data.validation",
+    "text_column": "data.text_column",
+    "text_pair_column": "data.text_pair_column",
+    "label_column": "data.label_column",
+    "max_length": "data.max_length",
+    "epochs": "training.epochs",
+    "batch_size": "training.batch_size",
+    "learning_rate": "training.learning_rate",
+    "precision": "training.precision",
+    "checkpointed_layers": "training.checkpointed_layers",
+    "budget": "training.budget",
+    "seed": "training.seed",
+    "output": "output",
+}
+
+
+def known_names(settings: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """The dotted names of all settings, in the order of the run file."""
+    names = []
+    for name, field in settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names += known_names(field.annotation, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def show_config(config: BaseModel, indent: str = "") -> str:
+    """The complete configuration as YAML, each setting under its help text."""
+    parts = []
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            parts.append(f"\n{indent}# {(type(value).__doc__ or '').strip()}\n{indent}{name}:\n")
+            parts.append(show_config(value, indent + "  "))
+        else:
+            parts.append(f"{indent}# {field.description}\n{indent}{name}: {_flow(value)}\n")
+    return "".join(parts).lstrip("\n")
+
+
+def _flow(value: object) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def differences(one: RunConfig, other: RunConfig) -> list[str]:
+    """Dotted names of the settings in which two runs differ, the output folder left aside."""
+    flat_one, flat_other = dict(_flatten(one.model_dump())), dict(_flatten(other.model_dump()))
+    names = [name for name in known_names() if name != "output"]
+    return [name for name in names if flat_one.get(name) != flat_other.get(name)]
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and prefix + name not in known_names():
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

@@ -1,0 +1,1 @@
+"""Reading examples, and cutting them into batches."""

@@ -1,0 +1,39 @@
+"""Evaluate and predict with a model: bounded passes, results off the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from snugtune.data.batching import EvaluationPasses, Examples
+from snugtune.step import Step
+from snugtune.tasks import Metrics
+
+
+def measure(
+    step: Step,
+    examples: Examples,
+    *,
+    rows_per_pass: int,
+    on_pass: Callable[[int, int], None] = lambda done, total: None,
+) -> Metrics:
+    """Scores of a step's model on examples.
+
+    Args:
+        step: The step whose model is measured.
+        examples: What it is measured on.
+        rows_per_pass: Rows of a pass. As many as in a training pass always fit: without gradients a pass
+            keeps less.
+        on_pass: Called after each pass with the passes done and all passes.
+    """
+    passes = EvaluationPasses(examples, step.task.collate, rows_per_pass=rows_per_pass)
+    pinned = step.device.type == "cuda"
+    loader: Any = DataLoader(passes, batch_size=None, pin_memory=pinned)  # type: ignore[arg-type]
+    outputs: list[dict[str, torch.Tensor]] = []
+    for batch in loader:
+        outputs.append(step.evaluate(batch))
+        on_pass(len(outputs), len(passes))
+    return step.task.measure({name: torch.cat([out[name] for out in outputs]) for name in outputs[0]})

@@ -1,0 +1,73 @@
+"""What the settings leave open, decided from the facts of the card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from snugtune.config import RunConfig
+from snugtune.errors import HardwareError
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A value, and the one-line reason for it."""
+
+    name: str
+    value: object
+    because: str
+
+
+def decide(config: RunConfig, *, device_name: str, capability: tuple[int, int] | None) -> list[Decision]:
+    """The precision and the optimizer of a run, with the reasons.
+
+    Args:
+        config: The run's configuration.
+        device_name: Name of the device.
+        capability: Compute capability of the card; None without one.
+
+    Raises:
+        HardwareError: bf16 on a card that only emulates it.
+    """
+    optimizer = config.training.optimizer
+    return [
+        choose_precision(config.training.precision, device_name=device_name, capability=capability),
+        Decision("optimizer", "adamw-fused", "the variant of AdamW with the smallest peak memory")
+        if optimizer == "adamw"
+        else Decision("optimizer", optimizer, "asked for"),
+    ]
+
+
+def choose_precision(requested: str, *, device_name: str, capability: tuple[int, int] | None) -> Decision:
+    """The precision to compute in, with the reason.
+
+    Decided by what the card has, not by `torch.cuda.is_bf16_supported()`, which counts emulation.
+
+    Args:
+        requested: auto, fp32, fp16 or bf16.
+        device_name: Name of the device.
+        capability: Compute capability of the card; None without one.
+
+    Raises:
+        HardwareError: bf16 on a card that only emulates it.
+    """
+    if requested == "bf16" and capability is not None and capability < (8, 0):
+        raise HardwareError(
+            f"{device_name} has no bf16 units",
+            why=f"its compute capability is {capability[0]}.{capability[1]}, bf16 needs 8.0; "
+            "emulated it is slower than fp32",
+            do="use --precision fp16 (less memory) or fp32",
+        )
+    if requested != "auto":
+        return Decision("precision", requested, "asked for")
+    if capability is None:
+        return Decision("precision", "fp32", "no CUDA card in use; half precision is slow on a CPU")
+    where = f"{device_name} (compute capability {capability[0]}.{capability[1]})"
+    if capability >= (8, 0):
+        return Decision("precision", "bf16", f"{where} has bf16 units")
+    if capability >= (7, 0) and "GTX 16" not in device_name:
+        return Decision("precision", "fp16", f"{where} has fp16 tensor cores; the loss is scaled")
+    return Decision(
+        "precision",
+        "fp32",
+        f"{where} has no tensor cores: fp16 would save memory but hardly time",
+    )

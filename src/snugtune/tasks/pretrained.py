@@ -1,0 +1,152 @@
+"""Models and tokenizers in Hugging Face format, from a folder or the hub."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snugtune.config import ModelSettings
+from snugtune.errors import ModelError
+from snugtune.hub import hub_errors
+
+_log = logging.getLogger(__name__)
+
+# transformers sets this where a tokenizer has no limit of its own.
+_NO_LIMIT = 10**6
+
+
+def load_config(settings: ModelSettings) -> Any:
+    """The model's configuration.
+
+    Raises:
+        ModelError, HubError: There is none, or it cannot be fetched.
+    """
+    from transformers import AutoConfig
+
+    with _model_errors(settings):
+        return AutoConfig.from_pretrained(settings.name, **_source(settings))
+
+
+def load_tokenizer(settings: ModelSettings) -> Any:
+    """The model's tokenizer, with a padding token.
+
+    Raises:
+        ModelError, HubError: There is none, or it cannot be fetched.
+    """
+    from transformers import AutoTokenizer
+
+    with _model_errors(settings):
+        tokenizer = AutoTokenizer.from_pretrained(settings.name, **_source(settings))
+    if tokenizer.pad_token is None:
+        # Language models often have none. The attention mask hides it, so any token will do.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def load_model(auto_class: Any, settings: ModelSettings, **options: Any) -> Any:
+    """The pretrained model with fp32 weights on the CPU; a new head where the task needs one.
+
+    Args:
+        auto_class: One of transformers' Auto classes.
+        settings: Which model.
+        options: What the head needs, such as num_labels.
+
+    Raises:
+        ModelError, HubError: It cannot be loaded or fetched.
+    """
+    with _model_errors(settings), quiet_transformers():
+        model, found = auto_class.from_pretrained(
+            settings.name,
+            dtype=torch.float32,
+            use_safetensors=None if settings.allow_pickle else True,
+            ignore_mismatched_sizes=True,  # a head that was trained for other labels is replaced
+            output_loading_info=True,
+            **_source(settings),
+            **options,
+        )
+    _check_loaded(model, found, settings.name)
+    return model
+
+
+def _check_loaded(model: Any, found: dict[str, Any], name: str) -> None:
+    """Only a head may be new; a body of random numbers is not the pretrained model."""
+    sizes = [key[0] if isinstance(key, tuple) else key for key in found["mismatched_keys"]]
+    body = model.base_model_prefix + "."
+    wrong = [key for key in sizes if key.startswith(body)]
+    missing = [key for key in found["missing_keys"] if key.startswith(body) and ".pooler." not in key]
+    if wrong or missing:
+        raise ModelError(
+            f"the model {name!r} does not have the weights that its config.json describes",
+            why=f"{(wrong + missing)[0]} is {'of another size' if wrong else 'not there'}"
+            f" ({len(wrong) + len(missing)} such weights); they would be random numbers",
+            do="take the config.json that belongs to these weights",
+        )
+    new = sorted({*sizes, *found["missing_keys"]})
+    if new:
+        _log.info("new weights, to be learnt from nothing: %s", ", ".join(new))
+
+
+def token_limit(tokenizer: Any, model_config: Any) -> int:
+    """The longest text the model takes, in tokens."""
+    limits = [tokenizer.model_max_length, getattr(model_config, "max_position_embeddings", None)]
+    return int(min((limit for limit in limits if limit and limit < _NO_LIMIT), default=_NO_LIMIT))
+
+
+def save_model(model: Any, folder: Path, *, tokenizer: Any, limit: int) -> None:
+    """Write model and tokenizer in Hugging Face format.
+
+    Args:
+        model: A transformers model.
+        folder: Where; it is made.
+        tokenizer: Its tokenizer.
+        limit: Longest text it was trained on, in tokens; longer ones are cut off in use as in training.
+    """
+    with quiet_transformers():
+        model.save_pretrained(folder)
+        # safetensors makes files that only their owner may read.
+        for weights in folder.glob("*.safetensors"):
+            shutil.copymode(folder / "config.json", weights)
+        tokenizer.model_max_length = limit
+        tokenizer.save_pretrained(folder)
+
+
+def _source(settings: ModelSettings) -> dict[str, Any]:
+    return {"revision": settings.revision or "main", "trust_remote_code": settings.trust_remote_code}
+
+
+@contextmanager
+def _model_errors(settings: ModelSettings) -> Iterator[None]:
+    """Turn what transformers raises about a model into what, why and do."""
+    try:
+        with hub_errors(settings.name):
+            yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        do = "give a folder that has config.json, model.safetensors and the tokenizer's files, or a hub id"
+        if "trust_remote_code" in text:
+            do = "if you trust its authors: --set model.trust_remote_code=true"
+        elif "safetensors" in text and not settings.allow_pickle:
+            do = "if it has only .bin files: --set model.allow_pickle=true (read with weights_only=True)"
+        raise ModelError(f"cannot load the model {settings.name!r}", why=text[:500], do=do) from error
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep its warnings and bars away while the program says the same in its own words."""
+    from transformers.utils import logging as transformers_logging
+
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

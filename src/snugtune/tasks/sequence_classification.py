@@ -1,0 +1,321 @@
+"""One answer for each text or pair of texts: a class, several classes, or a number."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from snugtune.config import RunConfig
+from snugtune.data.batching import Batch, Examples
+from snugtune.data.labels import Labels, check_texts, encode_labels, learn_labels
+from snugtune.data.readers import Columns, find_columns, quiet_datasets, read_table
+from snugtune.data.splits import split_rows
+from snugtune.errors import UsageError
+from snugtune.tasks import Prepared, Task
+from snugtune.tasks.pretrained import load_config, load_model, load_tokenizer, save_model, token_limit
+from snugtune.tasks.scores import measure, metric_names
+
+_PROBLEM_TYPES = {
+    "single-label": "single_label_classification",
+    "multi-label": "multi_label_classification",
+    "regression": "regression",
+}
+_DEFAULT_METRICS = {"single-label": "accuracy", "multi-label": "micro_f1", "regression": "mse"}
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Read, check and encode the data, and build the task.
+
+    Raises:
+        DataError, ModelError, HubError, UsageError: Data, model or settings cannot be used as asked.
+    """
+    data = config.data
+    tables = _read_tables(config)
+    columns = _find_columns(config, tables["train"].column_names)
+    for where, table in tables.items():
+        check_texts(table, columns, where=_source(config, where))
+    labels = learn_labels(
+        tables["train"],
+        columns,
+        kind=data.label_kind,
+        separator=data.label_separator,
+        where=data.train,
+    )
+    answers = {
+        where: encode_labels(
+            table, columns, labels, separator=data.label_separator, where=_source(config, where)
+        )
+        for where, table in tables.items()
+    }
+    if "validation" not in tables:
+        tables, answers = _set_aside(config, tables["train"], answers["train"], labels)
+    tokenizer = load_tokenizer(config.model)
+    model_config = load_config(config.model)
+    limit = min(data.max_length, token_limit(tokenizer, model_config))
+    encoded = {
+        where: _encode(table, answers[where], columns, tokenizer, limit) for where, table in tables.items()
+    }
+    task = build_task(config, labels, tokenizer, limit, answers["train"])
+    cut = {where: share for where, (_, share) in encoded.items()}
+    return Prepared(
+        task=task,
+        train=encoded["train"][0],
+        validation=encoded["validation"][0],
+        facts={
+            "columns": {"text": columns.text, "text_pair": columns.text_pair, "labels": list(columns.labels)},
+            "label_kind": labels.kind,
+            "label_names": list(labels.names),
+            "rows": {where: len(table) for where, table in tables.items()},
+            "max_length": limit,
+            "share_cut_off": cut,
+        },
+        notes=_notes(config, columns, labels, tables, limit, cut["train"]),
+    )
+
+
+def build_task(
+    config: RunConfig, labels: Labels, tokenizer: Any, limit: int, answers: np.ndarray | None
+) -> Task:
+    """The task without its data.
+
+    Args:
+        config: The run's configuration.
+        labels: What the model answers.
+        tokenizer: The model's tokenizer.
+        limit: Longest text in tokens.
+        answers: The training data's encoded labels, for balanced class weights; None without training data.
+
+    Raises:
+        UsageError: A metric or class weight that this kind of labels does not have.
+    """
+    from transformers import DataCollatorWithPadding
+
+    metric = config.evaluation.metric or _DEFAULT_METRICS[labels.kind]
+    if metric not in metric_names(labels.kind):
+        raise UsageError(
+            f"evaluation.metric cannot be {metric!r}",
+            why=f"{labels.kind} labels are measured by {', '.join(metric_names(labels.kind))}",
+            do="name one of these, or leave it out",
+        )
+    weights = _class_weights(config, labels, answers)
+    return Task(
+        name="sequence-classification",
+        build_model=partial(_build_model, config, labels, tokenizer),
+        collate=DataCollatorWithPadding(tokenizer, return_tensors="pt"),
+        loss=partial(_loss, kind=labels.kind, weights=weights),
+        outputs=_outputs,
+        measure=partial(measure, kind=labels.kind, names=labels.names),
+        example_batch=partial(_example_batch, labels, tokenizer),
+        metric=metric,
+        save=partial(save_model, tokenizer=tokenizer, limit=limit),
+    )
+
+
+def _read_tables(config: RunConfig) -> dict[str, Any]:
+    data = config.data
+    tables = {"train": read_table(data.train, split=data.train_split, revision=data.revision)}
+    if data.validation is not None or data.validation_split is not None:
+        source = data.validation or data.train
+        split = data.validation_split or ("validation" if source == data.train else None)
+        tables["validation"] = read_table(source, split=split, revision=data.revision)
+    return tables
+
+
+def _source(config: RunConfig, where: str) -> str:
+    return config.data.train if where == "train" else (config.data.validation or config.data.train)
+
+
+def _find_columns(config: RunConfig, names: Sequence[str]) -> Columns:
+    data = config.data
+    labels = [data.label_column] if isinstance(data.label_column, str) else data.label_column
+    return find_columns(
+        names, text=data.text_column, text_pair=data.text_pair_column, labels=labels, where=data.train
+    )
+
+
+def _set_aside(
+    config: RunConfig, table: Any, answers: np.ndarray, labels: Labels
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    train, validation = split_rows(
+        answers,
+        rows=len(table),
+        fraction=config.data.validation_fraction,
+        seed=config.training.seed,
+        kind=labels.kind,
+    )
+    return (
+        {"train": table.select(train), "validation": table.select(validation)},
+        {"train": answers[train], "validation": answers[validation]},
+    )
+
+
+def _encode(
+    table: Any, answers: np.ndarray, columns: Columns, tokenizer: Any, limit: int
+) -> tuple[Examples, float]:
+    """Tokenised rows on disk with their labels, and the share of texts that were cut off."""
+    names = [columns.text, columns.text_pair] if columns.text_pair else [columns.text]
+
+    def tokenize(cells: dict[str, list[str]]) -> dict[str, Any]:
+        texts = [list(map(str, cells[name])) for name in names]
+        encoded = tokenizer(*texts, truncation=True, max_length=limit, return_attention_mask=False)
+        lengths = [len(ids) for ids in encoded["input_ids"]]
+        # Only the fast tokenizers tell what they cut; for the others a full row counts as cut.
+        cut = (
+            [bool(e.overflowing) for e in encoded.encodings]
+            if encoded.encodings
+            else np.equal(lengths, limit)
+        )
+        return {**encoded, "length": lengths, "cut": cut}
+
+    # Two seconds of work need no bar, and a log file none at all.
+    with quiet_datasets(show_bars=len(table) > 20_000 and sys.stderr.isatty()):
+        encoded = table.map(
+            tokenize,
+            batched=True,
+            remove_columns=table.column_names,
+            new_fingerprint=_fingerprint(table, names, tokenizer, limit),
+            desc="tokenising",
+        )
+    numbers = encoded.select_columns(["length", "cut"]).with_format("numpy")[:]
+    encoded = encoded.remove_columns(["length", "cut"]).add_column("labels", list(answers))
+    return Examples(encoded, numbers["length"].astype(np.int64)), float(numbers["cut"].mean())
+
+
+def _fingerprint(table: Any, names: list[str], tokenizer: Any, limit: int) -> str:
+    """A name for the tokenised table, so that the next run finds it again on disk."""
+    state = (
+        tokenizer.backend_tokenizer.to_str()
+        if tokenizer.is_fast
+        else repr(sorted(tokenizer.get_vocab().items()))
+    )
+    what = (table._fingerprint, names, limit, type(tokenizer).__name__, tokenizer.model_input_names, state)
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
+
+
+def _build_model(config: RunConfig, labels: Labels, tokenizer: Any) -> nn.Module:
+    from transformers import AutoModelForSequenceClassification
+
+    names = labels.names or ("value",)
+    model: Any = load_model(
+        AutoModelForSequenceClassification,
+        config.model,
+        num_labels=len(names),
+        id2label=dict(enumerate(names)),
+        label2id={name: number for number, name in enumerate(names)},
+        problem_type=_PROBLEM_TYPES[labels.kind],
+    )
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return cast("nn.Module", model)
+
+
+def _logits(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """[rows, classes] in fp32; [rows, 1] for regression."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    logits: torch.Tensor = model(**inputs).logits
+    return logits.float()
+
+
+def _loss(
+    model: nn.Module, batch: Batch, *, kind: str, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | float]:
+    logits, labels = _logits(model, batch), batch["labels"]
+    rows = labels.shape[0]
+    if kind == "regression":
+        return F.mse_loss(logits.squeeze(-1), labels.float(), reduction="sum"), rows
+    weights = None if weights is None else weights.to(logits.device)
+    if kind == "multi-label":
+        # As the mean over rows and classes, which is what model and pipeline of transformers expect.
+        loss = F.binary_cross_entropy_with_logits(logits, labels.float(), weight=weights, reduction="sum")
+        return loss, rows * logits.shape[-1]
+    loss = F.cross_entropy(logits, labels, weight=weights, reduction="sum")
+    return loss, rows if weights is None else weights[labels].sum()
+
+
+def _outputs(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    outputs = {"logits": _logits(model, batch)}
+    if "labels" in batch:
+        outputs["labels"] = batch["labels"]
+    return outputs
+
+
+def _example_batch(labels: Labels, tokenizer: Any, rows: int, tokens: int) -> Batch:
+    ids = torch.full((rows, tokens), 1 if tokenizer.pad_token_id == 0 else 0, dtype=torch.long)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "token_type_ids" in tokenizer.model_input_names:
+        batch["token_type_ids"] = torch.zeros_like(ids)
+    if labels.kind == "multi-label":
+        return {**batch, "labels": torch.zeros(rows, len(labels.names))}
+    dtype = torch.float32 if labels.kind == "regression" else torch.long
+    return {**batch, "labels": torch.zeros(rows, dtype=dtype)}
+
+
+def _class_weights(config: RunConfig, labels: Labels, answers: np.ndarray | None) -> torch.Tensor | None:
+    """The weight of each class, [classes], or None for equal weights."""
+    wanted = config.training.class_weights
+    if wanted is None:
+        return None
+    if labels.kind == "regression":
+        raise UsageError(
+            "training.class_weights makes no sense here",
+            why="the labels are numbers, not classes",
+            do="leave it out, or set data.label_kind to single-label",
+        )
+    if wanted == "balanced":
+        if answers is None:
+            return None
+        counts = (
+            answers.sum(axis=0) if answers.ndim == 2 else np.bincount(answers, minlength=len(labels.names))
+        )
+        # The usual formula: all rows / (classes * rows of the class), so that the mean weight of a row is 1.
+        return torch.tensor(len(answers) / (len(counts) * np.maximum(counts, 1)), dtype=torch.float32)
+    unknown = sorted(set(wanted) - set(labels.names))
+    if unknown:
+        raise UsageError(
+            f"training.class_weights names the label {unknown[0]!r}, which the training data does not have",
+            why=f"its labels are {', '.join(labels.names)}",
+            do="use these names; labels that are not named count 1",
+        )
+    return torch.tensor([wanted.get(name, 1.0) for name in labels.names], dtype=torch.float32)
+
+
+def _notes(
+    config: RunConfig,
+    columns: Columns,
+    labels: Labels,
+    tables: dict[str, Any],
+    limit: int,
+    share_cut: float,
+) -> list[str]:
+    pair = f" and {columns.text_pair!r}" if columns.text_pair else ""
+    number = "one" if labels.kind == "single-label" else "any"
+    answer = f"{number} of {len(labels.names)} labels: {_short(labels.names)}"
+    if labels.kind == "regression":
+        answer = f"a number from column {columns.labels[0]!r}"
+    validation = (
+        f"{len(tables['validation']):,} rows to measure on"
+        if config.data.validation or config.data.validation_split
+        else f"{len(tables['validation']):,} rows set aside to measure on"
+    )
+    notes = [
+        f"{len(tables['train']):,} rows to learn from, {validation}",
+        f"text from column {columns.text!r}{pair}; the model learns to answer {answer}",
+    ]
+    if limit < config.data.max_length:
+        notes.append(f"max_length {config.data.max_length} is more than the model takes: {limit} is used")
+    if share_cut > 0:
+        notes.append(f"{share_cut:.0%} of the texts are longer than {limit} tokens and are cut off there")
+    return notes
+
+
+def _short(names: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, ..."

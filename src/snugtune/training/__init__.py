@@ -1,0 +1,1 @@
+"""Running updates: loop, checkpoints, progress, results."""

@@ -1,0 +1,92 @@
+"""The model card: what a model was trained on, how, and how good it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from snugtune.config import RunConfig
+
+_PIPELINES = {"sequence-classification": "text-classification"}
+
+
+def write_card(
+    folder: Path, config: RunConfig, *, used_as: Path, facts: dict[str, Any], metrics: dict[str, Any]
+) -> None:
+    """Write README.md of a finished model.
+
+    Args:
+        folder: Where to write it.
+        config: The run's configuration.
+        used_as: The model's folder for those who use it.
+        facts: What was found in the data.
+        metrics: Scores on the validation data.
+    """
+    from huggingface_hub import ModelCardData
+
+    pipeline = _PIPELINES[config.task]
+    head = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=pipeline,
+        base_model=None if Path(config.model.name).exists() else config.model.name,
+        tags=["snugtune", pipeline],
+    )
+    training = config.training
+    rows = facts["rows"]
+    lines = [
+        "---",
+        head.to_yaml().strip(),
+        "---",
+        "",
+        f"# {config.folder.name}",
+        "",
+        f"Made from `{Path(config.model.name).name}` with snugtune.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from transformers import pipeline",
+        "",
+        f'model = pipeline("{pipeline}", "{used_as.as_posix()}")',
+        'print(model("Write a text here."))',
+        "```",
+        "",
+        f"Labels: {', '.join(facts['label_names']) or 'a number'}. "
+        f"Texts longer than {facts['max_length']} tokens are cut off.",
+        "",
+        "## Data",
+        "",
+        f"`{Path(config.data.train).name}`: {rows['train']:,} rows to learn from, "
+        f"{rows['validation']:,} others to measure on.",
+        "",
+        f"## Scores on the {rows['validation']:,} rows that were not learnt from",
+        "",
+        "| metric | value |",
+        "|---|---|",
+        *(f"| {name} | {value:.4f} |" for name, value in metrics.items() if isinstance(value, float)),
+        "",
+        *_table(metrics.get("per_class", [])),
+        "## Training",
+        "",
+        f"{training.epochs} epochs, {training.batch_size} samples per update, {training.optimizer}, "
+        f"learning rate {training.learning_rate:g} ({training.schedule}), "
+        f"warm-up over {training.warmup_fraction:.0%} of the updates, "
+        f"weight decay {training.weight_decay:g}, seed {training.seed}.",
+        "",
+    ]
+    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    return [
+        "| label | precision | recall | F1 | rows |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {row['label']} | {row['precision']:.3f} | {row['recall']:.3f} | {row['f1']:.3f} "
+            f"| {row['rows']} |"
+            for row in rows
+        ),
+        "",
+    ]

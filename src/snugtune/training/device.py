@@ -1,0 +1,117 @@
+"""The device a run uses: which one, what it is called, how much of it may be taken, what is in use."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from snugtune import environment, hardware
+from snugtune.errors import HardwareError
+from snugtune.training.progress import Memory
+from snugtune.units import show_size
+
+_NVML_SECONDS = 1.0  # NVML answers in about a millisecond: often enough, and not felt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Where a run computes.
+
+    Args:
+        torch: The device for PyTorch.
+        name: Its name; "CPU" without a card.
+        capability: Compute capability; None without a card.
+        memory_bytes: Memory of the card; None without one.
+        gpu_index: Its number for NVML; None without one or when unknown.
+    """
+
+    torch: torch.device
+    name: str = "CPU"
+    capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    gpu_index: int | None = None
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is an NVIDIA card."""
+        return self.torch.type == "cuda"
+
+
+@contextmanager
+def open_device(device: torch.device, *, budget_bytes: int | None) -> Iterator[Device]:
+    """Look at the device, check that torch has code for it, and cap its memory while the block runs.
+
+    Raises:
+        HardwareError: torch has no code for the card, or the budget is larger than the card.
+    """
+    if device.type != "cuda":
+        yield Device(torch=device, name="CPU" if device.type == "cpu" else device.type.upper())
+        return
+    found = torch.cuda.get_device_properties(device)
+    capability = (found.major, found.minor)
+    _check_build(found.name, capability)
+    if budget_bytes is not None and budget_bytes > found.total_memory:
+        raise HardwareError(
+            f"the budget of {show_size(budget_bytes)} is more than {found.name} has",
+            why=f"the card has {show_size(found.total_memory)}",
+            do="give a smaller --budget, or none",
+        )
+    if budget_bytes is not None:
+        torch.cuda.set_per_process_memory_fraction(budget_bytes / found.total_memory, device)
+    try:
+        yield Device(
+            torch=device,
+            name=found.name,
+            capability=capability,
+            memory_bytes=found.total_memory,
+            gpu_index=hardware.gpu_of_uuid(str(found.uuid)),
+        )
+    finally:
+        if budget_bytes is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+class MemoryMeter:
+    """Memory of the card at its highest since the last look."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._process_bytes: int | None = None
+        self._asked = -_NVML_SECONDS
+
+    def read(self) -> Memory | None:
+        """What was in use since the last call; None without a card."""
+        if not self.device.is_cuda:
+            return None
+        now = time.monotonic()
+        if self.device.gpu_index is not None and now - self._asked >= _NVML_SECONDS:
+            self._process_bytes = hardware.process_memory_bytes(self.device.gpu_index, os.getpid())
+            self._asked = now
+        memory = Memory(
+            allocated_bytes=torch.cuda.max_memory_allocated(self.device.torch),
+            reserved_bytes=torch.cuda.max_memory_reserved(self.device.torch),
+            process_bytes=self._process_bytes,
+        )
+        torch.cuda.reset_peak_memory_stats(self.device.torch)
+        return memory
+
+
+def _check_build(name: str, capability: tuple[int, int]) -> None:
+    """Fail with the right install line instead of "no kernel image is available" in the first update."""
+    # sm_60 code runs on 6.0 to 6.9; compute_60 is a text that the driver compiles for anything newer.
+    targets = [target.rstrip("af").split("_") for target in torch.cuda.get_arch_list()]
+    codes = [(kind, (int(number[:-1]), int(number[-1]))) for kind, number in targets]
+    fits = any(code <= capability and (kind == "compute" or code[0] == capability[0]) for kind, code in codes)
+    if codes and not fits:
+        line = environment.install_line("torch", hardware.find_gpus())
+        raise HardwareError(
+            f"this torch ({torch.__version__}) has no code for {name}",
+            why=f"it was built for {', '.join(torch.cuda.get_arch_list())}; the card has compute capability "
+            f"{capability[0]}.{capability[1]}",
+            do=f"install the right build: {line} --force-reinstall",
+        )

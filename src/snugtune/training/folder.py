@@ -1,0 +1,106 @@
+"""The folder of a run: new, unfinished, finished, or somebody else's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from uuid import uuid4
+
+from snugtune.config import RunConfig, differences
+from snugtune.errors import RunFolderError, UsageError
+from snugtune.record import Record, read_record
+from snugtune.runfile import load_config
+from snugtune.training.positions import list_checkpoints
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder and what is in it.
+
+    Args:
+        path: The folder.
+        state: What it holds.
+        record: What its record says.
+        run_id: Name of the run, the same after every resume.
+    """
+
+    path: Path
+    state: Literal["new", "unfinished", "finished"]
+    record: Record
+    run_id: str
+
+    @property
+    def record_path(self) -> Path:
+        """The record, JSON lines."""
+        return self.path / "record.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """Where the finished model lies."""
+        return self.path / "model"
+
+    @property
+    def log(self) -> Path:
+        """The log file."""
+        return self.path / "log.txt"
+
+
+def open_folder(config: RunConfig) -> RunFolder:
+    """Find out what the output folder holds; make it if the run is new.
+
+    A run that never came to its first checkpoint has nothing to lose: it starts again, also with other
+    settings.
+
+    Raises:
+        RunFolderError: It belongs to another run or to something else, or cannot be written.
+    """
+    path = config.folder
+    try:
+        names = {entry.name for entry in path.iterdir()} if path.exists() else set()
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot use {path} as the run's folder",
+            why=str(error.strerror or error),
+            do="give another folder with --output",
+        ) from error
+    new = RunFolder(path, "new", Record(), uuid4().hex)
+    if names <= {new.log.name}:  # no more than the log of a start that failed
+        return new
+    if "config.yaml" not in names:
+        raise RunFolderError(
+            f"{path} is not a run of snugtune",
+            why=f"it has no config.yaml, but holds {', '.join(sorted(names)[:3])}",
+            do="give an empty or new folder with --output",
+        )
+    record = read_record(path / "record.jsonl")
+    finished = record.end is not None and record.end.get("status") == "finished"
+    if not finished and not list_checkpoints(new.checkpoints):
+        return new
+    _check_same(config, path)
+    run_id = (record.start or {}).get("run_id") or uuid4().hex
+    return RunFolder(path, "finished" if finished else "unfinished", record, run_id)
+
+
+def _check_same(config: RunConfig, path: Path) -> None:
+    try:
+        there = load_config(path / "config.yaml")
+    except UsageError as error:
+        raise RunFolderError(
+            f"cannot read {path / 'config.yaml'}",
+            why=f"{error.what}: {error.why}",
+            do="give another folder with --output",
+        ) from error
+    names = differences(there, config)
+    if names:
+        raise RunFolderError(
+            f"{path} holds another run",
+            why=f"it differs in {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
+            do=f"give another folder, such as --output {path}-2; the run in {path} stays as it is",
+        )

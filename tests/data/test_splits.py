@@ -1,0 +1,69 @@
+"""The rows set aside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snugtune.data.splits import split_rows
+from snugtune.errors import DataError
+
+KINDS = ["single-label", "multi-label", "regression"]
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=2, max_size=60),
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 9),
+    kind=st.sampled_from(KINDS),
+)
+def test_every_row_is_on_one_side_and_every_class_is_learnt(
+    labels: list[int], fraction: float, seed: int, kind: str
+) -> None:
+    encoded = np.array(labels)
+    if kind == "single-label" and len(set(labels)) == len(labels):
+        return
+    train, validation = split_rows(encoded, rows=len(labels), fraction=fraction, seed=seed, kind=kind)
+    assert sorted([*train, *validation]) == list(range(len(labels)))
+    assert len(train) > 0
+    assert len(validation) > 0
+    assert train.tolist() == sorted(train)
+    assert validation.tolist() == sorted(validation)
+    if kind == "single-label":
+        assert set(encoded[train]) == set(labels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_arguments_give_the_same_rows(kind: str) -> None:
+    def validation(seed: int) -> list[int]:
+        rows: list[int] = split_rows(labels, rows=1000, fraction=0.1, seed=seed, kind=kind)[1].tolist()
+        return rows
+
+    labels = np.arange(1000) % 7
+    np.random.seed(1)
+    first = validation(0)
+    np.random.seed(2)
+    assert validation(0) == first
+    assert validation(1) != first
+    assert len(first) == 100
+
+
+def test_classes_keep_their_shares() -> None:
+    labels = np.repeat([0, 1, 2], [700, 200, 100])
+    _, validation = split_rows(labels, rows=1000, fraction=0.1, seed=0, kind="single-label")
+    assert np.bincount(labels[validation]).tolist() == [70, 20, 10]
+
+
+def test_rare_classes_do_not_take_the_size_of_the_split_away() -> None:
+    labels = np.arange(1000) // 4  # 250 classes of 4 rows
+    _, validation = split_rows(labels, rows=1000, fraction=0.1, seed=0, kind="single-label")
+    assert len(validation) == 100
+
+
+def test_too_few_rows_are_refused() -> None:
+    with pytest.raises(DataError, match="3 rows are too few"):
+        split_rows(np.array([0, 1, 2]), rows=3, fraction=0.5, seed=0, kind="single-label")
+    with pytest.raises(DataError, match="1 rows are too few"):
+        split_rows(None, rows=1, fraction=0.5, seed=0, kind="regression")
