@@ -12,6 +12,8 @@ import pytest
 
 # Before anything imports the libraries that read them; child processes inherit them.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+# Tiny models gain nothing from threads, and on a busy machine threads that wait for each other lose a lot.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 WORDS = [
     *(

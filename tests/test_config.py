@@ -169,6 +169,21 @@ def test_a_run_file_that_is_not_there_or_not_utf8_is_refused(tmp_path):
         load_config(tmp_path / "gbk.yaml")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_run_file_that_windows_wrote_is_read(encoding, tmp_path):
+    text = show_config(load_config(everyday={**BOTH, "text_column": "评语"})).replace("\n", "\r\n")
+    (tmp_path / "run.yaml").write_bytes(text.encode(encoding))
+    assert load_config(tmp_path / "run.yaml").data.text_column == "评语"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("|", "|"), (",", ","), (";", ";"), ("'|'", "|"), ("~", None), ("", None)]
+)
+def test_a_separator_on_the_command_line_means_itself(text, value):
+    config = load_config(everyday=BOTH, settings=parse_settings([f"data.label_separator={text}"]))
+    assert config.data.label_separator == value
+
+
 @pytest.mark.parametrize("text", ["model.name", "=3", "a=[", ""])
 def test_a_set_without_name_and_value_is_refused(text):
     with pytest.raises(UsageError):
@@ -195,6 +210,12 @@ def test_the_folder_is_named_after_the_data():
     for data, name in names.items():
         assert load_config(everyday={"model": "m", "data": data}).folder == Path("runs") / name
     assert load_config(everyday={**BOTH, "output": "o"}).folder == Path("o")
+
+
+def test_settings_that_do_not_change_what_is_learnt_are_no_difference():
+    how = {"training.passes": 4, "training.checkpointed_layers": "all", "training.budget": "6 GiB"}
+    one = load_config(everyday=BOTH)
+    assert differences(one, load_config(everyday=BOTH, settings={**how, "checkpoints.keep_last": 5})) == []
 
 
 def test_differences_name_the_settings_and_leave_the_folder_aside():

@@ -17,15 +17,15 @@ from snugtune.units import parse_size, show_duration, show_size
         ("0.5 GiB", 2**29),
         (".5GiB", 2**29),
         ("100 B", 100),
+        ("11G", 11 * 2**30),
+        ("512m", 2**29),
     ],
 )
 def test_gib_is_a_power_of_two_and_gb_a_power_of_ten(text, size_bytes):
     assert parse_size(text) == size_bytes
 
 
-@pytest.mark.parametrize(
-    "text", ["11", "GiB", "-1 GiB", "0 GiB", "1e3 GiB", "11 G", "eleven GiB", "", "nan GiB"]
-)
+@pytest.mark.parametrize("text", ["11", "GiB", "-1 GiB", "0 GiB", "1e3 GiB", "eleven GiB", "", "nan GiB"])
 def test_what_is_not_a_size_is_refused_with_an_example(text):
     with pytest.raises(UsageError, match="11 GiB"):
         parse_size(text)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from snugtune.api import demo as demo
+    from snugtune.api import install_line as install_line
+    from snugtune.api import show_config as show_config
     from snugtune.api import train as train
     from snugtune.errors import SnugtuneError as SnugtuneError
-    from snugtune.tasks import Task as Task
     from snugtune.training.result import TrainResult as TrainResult
 
 __version__ = "0.1.0"
@@ -17,13 +18,14 @@ __version__ = "0.1.0"
 # Loaded on first use: importing the package must stay free of torch and pydantic.
 _HOMES = {
     "SnugtuneError": "snugtune.errors",
-    "Task": "snugtune.tasks",
     "TrainResult": "snugtune.training.result",
     "demo": "snugtune.api",
+    "install_line": "snugtune.api",
+    "show_config": "snugtune.api",
     "train": "snugtune.api",
 }
 
-__all__ = ["SnugtuneError", "Task", "TrainResult", "__version__", "demo", "train"]
+__all__ = ["SnugtuneError", "TrainResult", "__version__", "demo", "install_line", "show_config", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,7 @@ class Everyday(TypedDict, total=False):
     epochs: int | None
     batch_size: int | None
     learning_rate: float | None
+    passes: int | None
     precision: str | None
     checkpointed_layers: int | str | None
     budget: str | None
@@ -185,7 +186,7 @@ _FAREWELL = """
 The model lies in {model}. Use it from Python:
 
   from transformers import pipeline
-  print(pipeline("text-classification", "{model}")("Write a text here."))
+  print(pipeline("text-classification", "{model}", truncation=True)("Write a text here."))
 
 Train your own, from a CSV file with a column of texts and a column of labels:
 

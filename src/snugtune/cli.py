@@ -52,19 +52,20 @@ def train(
     label_column: Annotated[
         list[str] | None, typer.Option(help="Column with the label; several: 0/1 columns.")
     ] = None,
-    max_length: Annotated[int | None, typer.Option(help="Longest text in tokens.  [default: 128]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="How often each example is seen.  [default: 3]")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per update.  [default: 32]")] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="Highest learning rate.  [default: 5e-5]")
-    ] = None,
+    max_length: Annotated[int | None, typer.Option(help="Longest text in tokens. Default: 128.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often each example is seen. Default: 3.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per update. Default: 32.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Highest learning rate. Default: 5e-5.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, fp32, fp16 or bf16.")] = None,
+    passes: Annotated[
+        int | None, typer.Option(help="Passes per update: more need less memory. Default: 1.")
+    ] = None,
     checkpointed_layers: Annotated[
         str | None, typer.Option(help="Layers computed twice to save memory: 0, a number, or all.")
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Most memory on the card: '11 GiB', '11GB'.")] = None,
-    output: Annotated[str | None, typer.Option(help="Folder of the run.  [default: runs/NAME]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Start of all random numbers.  [default: 42]")] = None,
+    output: Annotated[str | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Start of all random numbers. Default: 42.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting: training.weight_decay=0.1; may be repeated."),

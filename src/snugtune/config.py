@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -74,7 +74,7 @@ class DataSettings(_Settings):
     """Column with the label, or several 0/1 columns (multi-label); null looks for the usual names."""
     label_kind: Literal["auto", "single-label", "multi-label", "regression"] = "auto"
     """What the labels are; auto decides from the data and says what it took."""
-    label_separator: str | None = None
+    label_separator: Annotated[str, Field(min_length=1)] | None = None
     """Character between several labels in one cell, such as "|"; makes the task multi-label."""
     max_length: int = Field(128, ge=2)
     """Longest text in tokens; what is beyond is cut off."""
@@ -96,7 +96,7 @@ class TrainingSettings(_Settings):
     warmup_fraction: float = Field(0.06, ge=0, lt=1)
     """Share of all updates in which the learning rate rises."""
     optimizer: Literal["adamw", "adamw-fused", "adamw-foreach", "sgd", "adafactor"] = "adamw"
-    """adamw takes the variant with the smallest peak memory (fused)."""
+    """adamw means the variant with the smallest peak (fused); sgd needs a much larger learning rate."""
     weight_decay: float = Field(0.01, ge=0)
     """Weight decay of matrices; norms and biases have none."""
     clip_grad_norm: float | None = Field(1.0, gt=0)
@@ -119,7 +119,8 @@ class EvaluationSettings(_Settings):
     every_updates: int | None = Field(None, ge=1)
     """Updates between two evaluations; null evaluates at the end of each epoch."""
     metric: str | None = None
-    """Metric that names the best model; null takes accuracy, micro_f1 or mse by the kind of labels."""
+    """Metric that names the best model: accuracy, macro_f1, loss (one label), micro_f1, macro_f1, loss
+    (several labels), mse, pearson, spearman (numbers); null takes the first of its kind."""
     early_stopping: int | None = Field(None, ge=1)
     """Stop after this many evaluations without a better metric; null never stops early."""
 
@@ -173,12 +174,26 @@ EVERYDAY: Mapping[str, str] = {
     "epochs": "training.epochs",
     "batch_size": "training.batch_size",
     "learning_rate": "training.learning_rate",
+    "passes": "training.passes",
     "precision": "training.precision",
     "checkpointed_layers": "training.checkpointed_layers",
     "budget": "training.budget",
     "seed": "training.seed",
     "output": "output",
 }
+
+
+# These say how a run is computed, not what it learns: they may change when it continues.
+_HOW = frozenset(
+    {
+        "output",
+        "training.passes",
+        "training.checkpointed_layers",
+        "training.budget",
+        "checkpoints.every_minutes",
+        "checkpoints.keep_last",
+    }
+)
 
 
 def known_names(settings: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
@@ -201,8 +216,15 @@ def show_config(config: BaseModel, indent: str = "") -> str:
             parts.append(f"\n{indent}# {(type(value).__doc__ or '').strip()}\n{indent}{name}:\n")
             parts.append(show_config(value, indent + "  "))
         else:
-            parts.append(f"{indent}# {field.description}\n{indent}{name}: {_flow(value)}\n")
+            words = "" if (allowed := _words(field.annotation)) is None else f" ({', '.join(allowed)})"
+            text = " ".join((field.description or "").split())
+            parts.append(f"{indent}# {text}{words}\n{indent}{name}: {_flow(value)}\n")
     return "".join(parts).lstrip("\n")
+
+
+def _words(annotation: Any) -> tuple[str, ...] | None:
+    """The words that a setting allows, if it allows nothing else."""
+    return get_args(annotation) if get_origin(annotation) is Literal else None
 
 
 def _flow(value: object) -> str:
@@ -211,10 +233,9 @@ def _flow(value: object) -> str:
 
 
 def differences(one: RunConfig, other: RunConfig) -> list[str]:
-    """Dotted names of the settings in which two runs differ, the output folder left aside."""
+    """Dotted names of the settings by which two runs learn something different."""
     flat_one, flat_other = dict(_flatten(one.model_dump())), dict(_flatten(other.model_dump()))
-    names = [name for name in known_names() if name != "output"]
-    return [name for name in names if flat_one.get(name) != flat_other.get(name)]
+    return [name for name in known_names() if name not in _HOW and flat_one.get(name) != flat_other.get(name)]
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

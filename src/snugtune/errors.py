@@ -79,5 +79,5 @@ def need(module: str, *, extra: str, because: str) -> ModuleType:
         raise MissingDependency(
             f"{because} needs the package {module!r}, which did not import",
             why=str(error),
-            do=f"pip install 'snugtune[{extra}]'",
+            do=f'pip install "snugtune[{extra}]"; torch before it, by `snugtune doctor --install-line torch`',
         ) from error

@@ -30,8 +30,12 @@ def measure(
         on_pass: Called after each pass with the passes done and all passes.
     """
     passes = EvaluationPasses(examples, step.task.collate, rows_per_pass=rows_per_pass)
-    pinned = step.device.type == "cuda"
-    loader: Any = DataLoader(passes, batch_size=None, pin_memory=pinned)  # type: ignore[arg-type]
+    loader: Any = DataLoader(
+        passes,  # type: ignore[arg-type]
+        batch_size=None,
+        pin_memory=step.device.type == "cuda",
+        generator=torch.Generator(),  # otherwise it draws from the caller's random numbers
+    )
     outputs: list[dict[str, torch.Tensor]] = []
     for batch in loader:
         outputs.append(step.evaluate(batch))

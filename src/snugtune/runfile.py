@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,10 +76,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, object]:
     settings: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        try:
-            settings[name.strip()] = yaml.load(value, Loader=_Loader)
-        except yaml.YAMLError:
-            equals = ""
+        settings[name.strip()] = _value(value)
         if not equals:
             raise UsageError(
                 f"cannot read --set {text!r}",
@@ -85,6 +84,16 @@ def parse_settings(texts: Sequence[str]) -> dict[str, object]:
                 do="write for example --set training.learning_rate=3e-5",
             )
     return settings
+
+
+def _value(text: str) -> object:
+    """A value as in a run file; a sign such as | or , that YAML reads as syntax means itself."""
+    if re.fullmatch(r"[^\w~\s]", text.strip()):
+        return text.strip()
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        return text
 
 
 def _plain(value: object) -> object:
@@ -103,7 +112,10 @@ def _put(values: dict[str, Any], dotted: str, value: object) -> None:
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The values of a run file, and the line of each dotted name."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        content = path.read_bytes()
+        # PowerShell 5 writes what is sent into a file as UTF-16.
+        utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        text = content.decode("utf-16" if utf16 else "utf-8-sig")
         node = yaml.compose(text, Loader=_Loader)
         values = yaml.load(text, Loader=_Loader)
     except OSError as error:

@@ -8,13 +8,18 @@ from snugtune.errors import UsageError
 
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 
-# "GiB" counts in powers of two, "GB" in powers of ten, as IEC 80000-13 and disk makers have it.
+# "GiB" counts in powers of two, "GB" in powers of ten, as IEC 80000-13 and disk makers have it; a bare "G"
+# is a power of two, as for Slurm, Docker and Java.
 _UNITS = {
     "b": 1,
     "kib": KiB,
     "mib": MiB,
     "gib": GiB,
     "tib": TiB,
+    "k": KiB,
+    "m": MiB,
+    "g": GiB,
+    "t": TiB,
     "kb": 10**3,
     "mb": 10**6,
     "gb": 10**9,
@@ -58,6 +63,11 @@ def show_size(size_bytes: int | None) -> str:
     if abs(size_bytes) >= KiB:
         return f"{size_bytes / KiB:.0f} KiB"
     return f"{size_bytes} B"
+
+
+def show_count(number: int, noun: str) -> str:
+    """(1, 'epoch') -> '1 epoch', (1200, 'epoch') -> '1,200 epochs'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def show_duration(seconds: float | None) -> str:

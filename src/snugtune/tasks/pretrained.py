@@ -10,15 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from snugtune.config import ModelSettings
-from snugtune.errors import ModelError
+from snugtune.errors import ModelError, SnugtuneError
 from snugtune.hub import hub_errors
 
 _log = logging.getLogger(__name__)
 
-# transformers sets this where a tokenizer has no limit of its own.
+# transformers sets a larger one where a tokenizer has no limit of its own.
 _NO_LIMIT = 10**6
+
+# These count positions from the padding token's number + 1, so they take that many tokens less than they
+# have positions.
+_POSITIONS_AFTER_PADDING = frozenset(
+    {
+        *("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "mpnet", "xmod"),
+        *("data2vec-text", "longformer", "ibert", "lilt", "luke", "markuplm", "layoutlmv3", "esm"),
+    }
+)
 
 
 def load_config(settings: ModelSettings) -> Any:
@@ -43,9 +53,22 @@ def load_tokenizer(settings: ModelSettings) -> Any:
 
     with _model_errors(settings):
         tokenizer = AutoTokenizer.from_pretrained(settings.name, **_source(settings))
+    # Without its files transformers makes a tokenizer of special tokens, to which every text is unknown.
+    if len(tokenizer) <= len(set(tokenizer.all_special_tokens)) + 2:
+        raise ModelError(
+            f"the model {settings.name!r} has no tokenizer",
+            why="its vocabulary (tokenizer.json, vocab.txt or the like) is not there",
+            do="put the tokenizer's files beside config.json",
+        )
     if tokenizer.pad_token is None:
         # Language models often have none. The attention mask hides it, so any token will do.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token is None:
+        raise ModelError(
+            f"the tokenizer of {settings.name!r} has no padding token",
+            why="it has no end and no unknown token either, one of which would do",
+            do='name one of its tokens as "pad_token" in its tokenizer_config.json',
+        )
     return tokenizer
 
 
@@ -94,8 +117,11 @@ def _check_loaded(model: Any, found: dict[str, Any], name: str) -> None:
 
 def token_limit(tokenizer: Any, model_config: Any) -> int:
     """The longest text the model takes, in tokens."""
-    limits = [tokenizer.model_max_length, getattr(model_config, "max_position_embeddings", None)]
-    return int(min((limit for limit in limits if limit and limit < _NO_LIMIT), default=_NO_LIMIT))
+    positions = getattr(model_config, "max_position_embeddings", None)
+    if positions and model_config.model_type in _POSITIONS_AFTER_PADDING:
+        positions -= model_config.pad_token_id + 1
+    limits = [tokenizer.model_max_length, positions]
+    return int(min((limit for limit in limits if limit and 0 < limit < _NO_LIMIT), default=_NO_LIMIT))
 
 
 def save_model(model: Any, folder: Path, *, tokenizer: Any, limit: int) -> None:
@@ -105,7 +131,7 @@ def save_model(model: Any, folder: Path, *, tokenizer: Any, limit: int) -> None:
         model: A transformers model.
         folder: Where; it is made.
         tokenizer: Its tokenizer.
-        limit: Longest text it was trained on, in tokens; longer ones are cut off in use as in training.
+        limit: Longest text it was trained on, in tokens; where longer ones are cut off in use too.
     """
     with quiet_transformers():
         model.save_pretrained(folder)
@@ -126,11 +152,17 @@ def _model_errors(settings: ModelSettings) -> Iterator[None]:
     try:
         with hub_errors(settings.name):
             yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except SnugtuneError:
+        raise
+    except Exception as error:  # broken files raise whatever their reader trips over
         text = " ".join(str(error).split())
         do = "give a folder that has config.json, model.safetensors and the tokenizer's files, or a hub id"
         if "trust_remote_code" in text:
             do = "if you trust its authors: --set model.trust_remote_code=true"
+        elif isinstance(error, SafetensorError):
+            do = (
+                "its weights are damaged, incomplete or only a Git LFS pointer: fetch model.safetensors again"
+            )
         elif "safetensors" in text and not settings.allow_pickle:
             do = "if it has only .bin files: --set model.allow_pickle=true (read with weights_only=True)"
         raise ModelError(f"cannot load the model {settings.name!r}", why=text[:500], do=do) from error

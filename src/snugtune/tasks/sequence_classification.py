@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
@@ -16,12 +14,13 @@ from torch import nn
 from snugtune.config import RunConfig
 from snugtune.data.batching import Batch, Examples
 from snugtune.data.labels import Labels, check_texts, encode_labels, learn_labels
-from snugtune.data.readers import Columns, find_columns, quiet_datasets, read_table
+from snugtune.data.readers import Columns, find_columns, read_table
 from snugtune.data.splits import split_rows
-from snugtune.errors import UsageError
+from snugtune.errors import DataError, UsageError
 from snugtune.tasks import Prepared, Task
 from snugtune.tasks.pretrained import load_config, load_model, load_tokenizer, save_model, token_limit
 from snugtune.tasks.scores import measure, metric_names
+from snugtune.tasks.tokens import check_limit, check_vocabulary, tokenise
 
 _PROBLEM_TYPES = {
     "single-label": "single_label_classification",
@@ -41,6 +40,7 @@ def prepare(config: RunConfig) -> Prepared:
     tables = _read_tables(config)
     columns = _find_columns(config, tables["train"].column_names)
     for where, table in tables.items():
+        _check_columns(table, columns, where=_source(config, where))
         check_texts(table, columns, where=_source(config, where))
     labels = learn_labels(
         tables["train"],
@@ -60,10 +60,12 @@ def prepare(config: RunConfig) -> Prepared:
     tokenizer = load_tokenizer(config.model)
     model_config = load_config(config.model)
     limit = min(data.max_length, token_limit(tokenizer, model_config))
+    check_limit(limit, tokenizer, texts=len(_texts(columns)))
+    task = build_task(config, labels, tokenizer, limit, answers["train"])
     encoded = {
         where: _encode(table, answers[where], columns, tokenizer, limit) for where, table in tables.items()
     }
-    task = build_task(config, labels, tokenizer, limit, answers["train"])
+    check_vocabulary([examples.rows for examples, _ in encoded.values()], tokenizer, model_config)
     cut = {where: share for where, (_, share) in encoded.items()}
     return Prepared(
         task=task,
@@ -141,6 +143,17 @@ def _find_columns(config: RunConfig, names: Sequence[str]) -> Columns:
     )
 
 
+def _check_columns(table: Any, columns: Columns, *, where: str) -> None:
+    used = [*_texts(columns), *columns.labels]
+    missing = [name for name in used if name not in table.column_names]
+    if missing:
+        raise DataError(
+            f"{where} has no column {missing[0]!r}",
+            why=f"its columns are {_short(table.column_names)}; the training data has {_short(used)}",
+            do="give both the same columns",
+        )
+
+
 def _set_aside(
     config: RunConfig, table: Any, answers: np.ndarray, labels: Labels
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -160,44 +173,13 @@ def _set_aside(
 def _encode(
     table: Any, answers: np.ndarray, columns: Columns, tokenizer: Any, limit: int
 ) -> tuple[Examples, float]:
-    """Tokenised rows on disk with their labels, and the share of texts that were cut off."""
-    names = [columns.text, columns.text_pair] if columns.text_pair else [columns.text]
-
-    def tokenize(cells: dict[str, list[str]]) -> dict[str, Any]:
-        texts = [list(map(str, cells[name])) for name in names]
-        encoded = tokenizer(*texts, truncation=True, max_length=limit, return_attention_mask=False)
-        lengths = [len(ids) for ids in encoded["input_ids"]]
-        # Only the fast tokenizers tell what they cut; for the others a full row counts as cut.
-        cut = (
-            [bool(e.overflowing) for e in encoded.encodings]
-            if encoded.encodings
-            else np.equal(lengths, limit)
-        )
-        return {**encoded, "length": lengths, "cut": cut}
-
-    # Two seconds of work need no bar, and a log file none at all.
-    with quiet_datasets(show_bars=len(table) > 20_000 and sys.stderr.isatty()):
-        encoded = table.map(
-            tokenize,
-            batched=True,
-            remove_columns=table.column_names,
-            new_fingerprint=_fingerprint(table, names, tokenizer, limit),
-            desc="tokenising",
-        )
-    numbers = encoded.select_columns(["length", "cut"]).with_format("numpy")[:]
-    encoded = encoded.remove_columns(["length", "cut"]).add_column("labels", list(answers))
-    return Examples(encoded, numbers["length"].astype(np.int64)), float(numbers["cut"].mean())
+    """Tokenised rows with their labels, and the share of them that were cut off."""
+    rows, lengths, share_cut = tokenise(table, _texts(columns), tokenizer, limit=limit)
+    return Examples(rows.add_column("labels", list(answers)), lengths), share_cut
 
 
-def _fingerprint(table: Any, names: list[str], tokenizer: Any, limit: int) -> str:
-    """A name for the tokenised table, so that the next run finds it again on disk."""
-    state = (
-        tokenizer.backend_tokenizer.to_str()
-        if tokenizer.is_fast
-        else repr(sorted(tokenizer.get_vocab().items()))
-    )
-    what = (table._fingerprint, names, limit, type(tokenizer).__name__, tokenizer.model_input_names, state)
-    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
+def _texts(columns: Columns) -> list[str]:
+    return [columns.text, columns.text_pair] if columns.text_pair else [columns.text]
 
 
 def _build_model(config: RunConfig, labels: Labels, tokenizer: Any) -> nn.Module:
@@ -212,8 +194,11 @@ def _build_model(config: RunConfig, labels: Labels, tokenizer: Any) -> nn.Module
         label2id={name: number for number, name in enumerate(names)},
         problem_type=_PROBLEM_TYPES[labels.kind],
     )
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
+    inner = model.config.get_text_config()
+    # Decoders answer at the last token that is not padding.
+    inner.pad_token_id = tokenizer.pad_token_id
+    if getattr(inner, "use_cache", False):
+        inner.use_cache = False  # keys and values of all layers, kept for a next token that never comes
     return cast("nn.Module", model)
 
 
@@ -249,6 +234,8 @@ def _outputs(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
 
 def _example_batch(labels: Labels, tokenizer: Any, rows: int, tokens: int) -> Batch:
     ids = torch.full((rows, tokens), 1 if tokenizer.pad_token_id == 0 else 0, dtype=torch.long)
+    # Some models answer at the token that ends the text.
+    ids[:, -1] = ids[0, 0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if "token_type_ids" in tokenizer.model_input_names:
         batch["token_type_ids"] = torch.zeros_like(ids)
@@ -312,7 +299,8 @@ def _notes(
     if limit < config.data.max_length:
         notes.append(f"max_length {config.data.max_length} is more than the model takes: {limit} is used")
     if share_cut > 0:
-        notes.append(f"{share_cut:.0%} of the texts are longer than {limit} tokens and are cut off there")
+        share = f"{share_cut:.0%}" if share_cut >= 0.01 else "less than 1%"
+        notes.append(f"{share} of the texts are longer than {limit} tokens and are cut off there")
     return notes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -21,13 +22,17 @@ def checkpointable_layers(model: nn.Module) -> list[nn.Module]:
     modeling_layers = sys.modules.get("transformers.modeling_layers")
     if modeling_layers is not None:
         marked = modeling_layers.GradientCheckpointingLayer
-        if layers := [module for module in model.modules() if isinstance(module, marked)]:
-            return layers
+        layers = [module for module in model.modules() if isinstance(module, marked)]
+        # Some models mark stages as well as the layers in them; both together would be computed three times.
+        outer = {layer for layer in layers if sum(isinstance(part, marked) for part in layer.modules()) > 1}
+        if layers:
+            return [layer for layer in layers if layer not in outer]
     stacks = [
         list(module) for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))
     ]
-    uniform = [stack for stack in stacks if len({type(layer) for layer in stack}) == 1]
-    return max(uniform, key=len, default=[])
+    runs = [list(run) for stack in stacks for _, run in groupby(stack, key=type)]
+    # A single layer counts only where it is the whole stack: a layer that the model uses many times.
+    return max((run for run in runs if len(run) > 1 or run in stacks), key=len, default=[])
 
 
 def checkpoint_layers(model: nn.Module, count: int | Literal["all"]) -> int:
@@ -54,7 +59,15 @@ def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
+        args = tuple(map(_without_cache, args))
+        kwargs = {name: _without_cache(value) for name, value in kwargs.items()}
         # The reentrant variant trains nothing behind frozen inputs and fails with several processes.
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     return run
+
+
+def _without_cache(value: Any) -> Any:
+    """None for a decoder's cache of keys and values, which the backward pass would fill a second time."""
+    cache_utils = sys.modules.get("transformers.cache_utils")
+    return None if cache_utils is not None and isinstance(value, cache_utils.Cache) else value

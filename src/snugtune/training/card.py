@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from snugtune.config import RunConfig
+from snugtune.units import show_count
 
 _PIPELINES = {"sequence-classification": "text-classification"}
 
@@ -47,12 +48,12 @@ def write_card(
         "```python",
         "from transformers import pipeline",
         "",
-        f'model = pipeline("{pipeline}", "{used_as.as_posix()}")',
+        f'model = pipeline("{pipeline}", "{used_as.as_posix()}", truncation=True)',
         'print(model("Write a text here."))',
         "```",
         "",
         f"Labels: {', '.join(facts['label_names']) or 'a number'}. "
-        f"Texts longer than {facts['max_length']} tokens are cut off.",
+        f"Texts longer than {facts['max_length']} tokens are cut off (`truncation=True`).",
         "",
         "## Data",
         "",
@@ -68,8 +69,8 @@ def write_card(
         *_table(metrics.get("per_class", [])),
         "## Training",
         "",
-        f"{training.epochs} epochs, {training.batch_size} samples per update, {training.optimizer}, "
-        f"learning rate {training.learning_rate:g} ({training.schedule}), "
+        f"{show_count(training.epochs, 'epoch')}, {training.batch_size} samples per update, "
+        f"{training.optimizer}, learning rate {training.learning_rate:g} ({training.schedule}), "
         f"warm-up over {training.warmup_fraction:.0%} of the updates, "
         f"weight decay {training.weight_decay:g}, seed {training.seed}.",
         "",

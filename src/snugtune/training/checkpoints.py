@@ -27,7 +27,7 @@ def save_checkpoint(folder: Path, step: Step, position: Position) -> Path:
         RunFolderError: The disk is full, or the folder cannot be written. Earlier checkpoints stay.
     """
     final = checkpoint_path(folder, position.update)
-    aside = folder / f".writing-{final.name}"
+    aside = folder / ".writing"
     optimizer_tensors, optimizer_rest = _split(step.optimizer.state_dict()["state"])
     state = {
         "version": VERSION,
@@ -38,8 +38,9 @@ def save_checkpoint(folder: Path, step: Step, position: Position) -> Path:
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        save_file(model_tensors(step.model), aside / "model.safetensors", metadata={"format": "pt"})
-        save_file(optimizer_tensors, aside / "optimizer.safetensors", metadata={"format": "pt"})
+        for name, tensors in (("model", model_tensors(step.model)), ("optimizer", optimizer_tensors)):
+            whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
+            save_file(whole, aside / f"{name}.safetensors", metadata={"format": "pt"})
         (aside / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
         for path in aside.iterdir():
             _sync(path)
@@ -63,15 +64,16 @@ def load_checkpoint(path: Path, step: Step) -> Position:
     """
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        _check(state, step)
         optimizer_tensors = load_file(path / "optimizer.safetensors")
         load_weights(path, step)
-        _check(state, step)
         whole = step.optimizer.state_dict()
         whole["state"] = _join(optimizer_tensors, state["optimizer"]["state"])
         step.optimizer.load_state_dict(whole)
-        step.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # empty if the run began in another precision, on another device
+            step.scaler.load_state_dict(state["scaler"])
         return Position(**state["position"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise RunFolderError(
             f"cannot continue from the checkpoint {path}",
             why=" ".join(str(error).split()),
@@ -91,9 +93,11 @@ def load_weights(path: Path, step: Step) -> None:
     if saved.keys() != tensors.keys():
         odd = sorted(saved.keys() ^ tensors.keys())[0]
         raise ValueError(f"it is of another model: {odd} is only in one of the two")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(saved[name])
+    for name, tensor in tensors.items():
+        if saved[name].shape != tensor.shape:
+            raise ValueError(f"it is of another model: {name} has another size")
+    for name, tensor in tensors.items():
+        tensor.copy_(saved[name])
 
 
 def remove_old(folder: Path, *, keep_last: int, best_update: int | None) -> None:
@@ -111,9 +115,7 @@ def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and saved buffers by name, each once: tied weights under their first."""
     saved = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
-    return {
-        name: tensor.detach().contiguous() for name, tensor in [*model.named_parameters(), *buffers.items()]
-    }
+    return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *buffers.items()]}
 
 
 def _check(state: dict[str, Any], step: Step) -> None:
@@ -132,7 +134,7 @@ def _split(state: dict[int, dict[str, Any]]) -> tuple[dict[str, torch.Tensor], d
     for parameter, values in state.items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{parameter}.{name}"] = value.detach().contiguous()
+                tensors[f"{parameter}.{name}"] = value.detach()
             else:
                 rest.setdefault(str(parameter), {})[name] = value
     return tensors, rest

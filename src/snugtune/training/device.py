@@ -52,6 +52,8 @@ def open_device(device: torch.device, *, budget_bytes: int | None) -> Iterator[D
     if device.type != "cuda":
         yield Device(torch=device, name="CPU" if device.type == "cpu" else device.type.upper())
         return
+    # Accelerate says "cuda" for a single card; capping the memory needs its number.
+    device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     found = torch.cuda.get_device_properties(device)
     capability = (found.major, found.minor)
     _check_build(found.name, capability)
@@ -99,6 +101,28 @@ class MemoryMeter:
         )
         torch.cuda.reset_peak_memory_stats(self.device.torch)
         return memory
+
+
+@contextmanager
+def explained_out_of_memory(device: Device, *, passes: int) -> Iterator[None]:
+    """Turn an out-of-memory error inside the block into what, why and do.
+
+    Args:
+        device: Where the block computes.
+        passes: Passes of an update now.
+
+    Raises:
+        HardwareError: The memory did not suffice.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise HardwareError(
+            f"{device.name} ran out of memory",
+            why=str(error).splitlines()[0],
+            do=f"add --passes {2 * passes} or --checkpointed-layers all to the same command: it learns the "
+            "same in less memory, and continues from the last checkpoint",
+        ) from error
 
 
 def _check_build(name: str, capability: tuple[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,7 @@ from snugtune.errors import RunFolderError, UsageError
 from snugtune.record import Record, read_record
 from snugtune.runfile import load_config
 from snugtune.training.positions import list_checkpoints
+from snugtune.units import MiB
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,14 @@ class RunFolder:
         state: What it holds.
         record: What its record says.
         run_id: Name of the run, the same after every resume.
+        data_digests: SHA-256 of each data file by setting; what is not one local file is left out.
     """
 
     path: Path
     state: Literal["new", "unfinished", "finished"]
     record: Record
     run_id: str
+    data_digests: dict[str, str]
 
     @property
     def record_path(self) -> Path:
@@ -70,7 +74,8 @@ def open_folder(config: RunConfig) -> RunFolder:
             why=str(error.strerror or error),
             do="give another folder with --output",
         ) from error
-    new = RunFolder(path, "new", Record(), uuid4().hex)
+    digests = _digests(config)
+    new = RunFolder(path, "new", Record(), uuid4().hex, digests)
     if names <= {new.log.name}:  # no more than the log of a start that failed
         return new
     if "config.yaml" not in names:
@@ -84,8 +89,33 @@ def open_folder(config: RunConfig) -> RunFolder:
     if not finished and not list_checkpoints(new.checkpoints):
         return new
     _check_same(config, path)
+    _check_data(digests, record, path)
     run_id = (record.start or {}).get("run_id") or uuid4().hex
-    return RunFolder(path, "finished" if finished else "unfinished", record, run_id)
+    return RunFolder(path, "finished" if finished else "unfinished", record, run_id, digests)
+
+
+def _digests(config: RunConfig) -> dict[str, str]:
+    files = {"data.train": config.data.train, "data.validation": config.data.validation}
+    digests = {}
+    for name, source in files.items():
+        if source is not None and Path(source).is_file():
+            digest = hashlib.sha256()
+            with Path(source).open("rb") as file:
+                while block := file.read(MiB):
+                    digest.update(block)
+            digests[name] = digest.hexdigest()
+    return digests
+
+
+def _check_data(digests: dict[str, str], record: Record, path: Path) -> None:
+    before = (record.start or {}).get("data_digests", {})
+    changed = [name for name in before if name in digests and digests[name] != before[name]]
+    if changed:
+        raise RunFolderError(
+            f"{path} holds a run on other data",
+            why=f"the file of {changed[0]} has changed since",
+            do=f"give another folder, such as --output {path}-2; the run in {path} stays as it is",
+        )
 
 
 def _check_same(config: RunConfig, path: Path) -> None:

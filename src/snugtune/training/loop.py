@@ -22,7 +22,7 @@ from snugtune.record import RecordWriter
 from snugtune.step import Choices, Hyperparameters, Step, Updated
 from snugtune.tasks import SMALLER_IS_BETTER, Metrics, Prepared
 from snugtune.training import checkpoints
-from snugtune.training.device import Device, MemoryMeter, open_device
+from snugtune.training.device import Device, MemoryMeter, explained_out_of_memory, open_device
 from snugtune.training.finish import finish_model
 from snugtune.training.folder import RunFolder
 from snugtune.training.interrupt import Interrupts
@@ -32,7 +32,7 @@ from snugtune.training.progress import Mode, Progress, Shown, open_progress
 from snugtune.training.rates import Rates
 from snugtune.training.result import TrainResult, show_numbers
 from snugtune.training.schedule import learning_rate
-from snugtune.units import show_size
+from snugtune.units import show_count, show_size
 
 
 def run_training(config: RunConfig, folder: RunFolder, *, mode: Mode) -> TrainResult:
@@ -51,7 +51,8 @@ def run_training(config: RunConfig, folder: RunFolder, *, mode: Mode) -> TrainRe
             journal.say(f"data      {note}")
         record = stack.enter_context(RecordWriter(folder.record_path))
         try:
-            return _Run(config, prepared, device, folder, record, journal).run(mode)
+            with explained_out_of_memory(device, passes=config.training.passes):
+                return _Run(config, prepared, device, folder, record, journal).run(mode)
         except BaseException as error:
             why = f"{type(error).__name__}: {error}"
             record.write("end", status="failed", seconds=None, metrics={}, why=why)
@@ -131,6 +132,9 @@ class _Run:
         return self._interrupted() if status == "interrupted" else self._finish()
 
     def _resume(self) -> None:
+        before = (self.folder.record.starts or [{}])[-1].get("choices", {}).get("precision")
+        if before not in (None, self.step.choices.precision):
+            self.journal.say(f"precision was {before} before: from here on the numbers round differently")
         found = list_checkpoints(self.folder.checkpoints)
         if found:
             self.position = checkpoints.load_checkpoint(found[-1], self.step)
@@ -141,8 +145,8 @@ class _Run:
         for decision in self.decisions:
             self.journal.say(f"{decision.name:<9} {decision.value}: {decision.because}")
         self.journal.say(
-            f"plan      {self.updates.total:,} updates of {self.updates.batch_size} samples "
-            f"in {self.config.training.epochs} epochs, {parameters / 1e6:.1f} million parameters"
+            f"plan      {show_count(self.updates.total, 'update')} of {self.updates.batch_size} samples in "
+            f"{show_count(self.config.training.epochs, 'epoch')}, {parameters / 1e6:.1f} million parameters"
         )
         (self.folder.path / "config.yaml").write_text(show_config(self.config), encoding="utf-8")
         self.record.write(
@@ -156,6 +160,7 @@ class _Run:
             checkpointed_layers=self.step.checkpointed,
             device=self.device.name,
             data=self.prepared.facts,
+            data_digests=self.folder.data_digests,
         )
         snapshot = environment.snapshot(hardware.find_gpus())
         text = json.dumps(snapshot, indent=2, ensure_ascii=False)
@@ -167,6 +172,7 @@ class _Run:
             sampler=range(self.position.update, self.updates.total),
             batch_size=None,
             pin_memory=self.device.is_cuda,
+            generator=torch.Generator(),  # otherwise it draws from the caller's random numbers
         )
 
     def _update(self, passes: list[Batch], rates: Rates, progress: Progress) -> None:
@@ -226,7 +232,9 @@ class _Run:
             self._save("evaluation")
             patience = self.config.evaluation.early_stopping
             if patience is not None and self.position.stale >= patience and update < total:
-                self.journal.say(f"stopped early: {patience} evaluations without a better {self.task.metric}")
+                self.journal.say(
+                    f"stopped early: {show_count(patience, 'evaluation')} without a better {self.task.metric}"
+                )
                 return True
             return update == total
         minutes = self.config.checkpoints.every_minutes

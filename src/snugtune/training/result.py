@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from snugtune.tasks import Metrics
 from snugtune.training.folder import RunFolder
+
+if TYPE_CHECKING:
+    from snugtune.tasks import Metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from snugtune.training.result import TrainResult, show_numbers
-from snugtune.units import show_duration
+from snugtune.units import show_count, show_duration
 
 # Wider tables than this are for the record and the report, not for a terminal.
 _MOST_CLASSES = 20
@@ -20,7 +20,7 @@ def print_result(result: TrainResult, console: Console) -> None:
     """Print what a finished run reached, and where its model is."""
     when = "" if result.best_update is None else f" (best model: update {result.best_update})"
     console.print(
-        f"done      {result.updates:,} updates in {show_duration(result.seconds)}{when}: "
+        f"done      {show_count(result.updates, 'update')} in {show_duration(result.seconds)}{when}: "
         f"{show_numbers(result.metrics)}"
     )
     classes = result.metrics.get("per_class", [])

@@ -1,0 +1,122 @@
+"""Texts as tokens: tokenised once, kept on disk, and found there by the next run."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from snugtune.data.readers import quiet_datasets
+from snugtune.errors import ModelError, UsageError
+
+
+def tokenise(
+    table: Any, columns: Sequence[str], tokenizer: Any, *, limit: int
+) -> tuple[Any, np.ndarray, float]:
+    """Tokenise the texts of a table.
+
+    Args:
+        table: A `datasets.Dataset`.
+        columns: The column of the text, and that of the second text for pairs.
+        tokenizer: The model's tokenizer.
+        limit: Longest row in tokens; what is beyond is cut off.
+
+    Returns:
+        The tokenised rows, a table on disk; the tokens of each, [rows]; the share of rows that were cut off.
+    """
+
+    def encode(cells: dict[str, list[str]]) -> dict[str, Any]:
+        texts = [list(map(str, cells[name])) for name in columns]
+        encoded = tokenizer(*texts, truncation=True, max_length=limit, return_attention_mask=False)
+        lengths = [len(ids) for ids in encoded["input_ids"]]
+        # Only the fast tokenizers tell what they cut; for the others a full row counts as cut.
+        cut = (
+            [bool(e.overflowing) for e in encoded.encodings]
+            if encoded.encodings
+            else np.equal(lengths, limit)
+        )
+        return {**encoded, "length": lengths, "cut": cut}
+
+    # Two seconds of work need no bar, and a log file none at all.
+    with quiet_datasets(show_bars=len(table) > 20_000 and sys.stderr.isatty()):
+        rows = table.map(
+            encode,
+            batched=True,
+            remove_columns=table.column_names,
+            new_fingerprint=_fingerprint(table, columns, tokenizer, limit),
+            desc="tokenising",
+        )
+    numbers = rows.select_columns(["length", "cut"]).with_format("numpy")[:]
+    rows = rows.remove_columns(["length", "cut"])
+    return rows, numbers["length"].astype(np.int64), float(numbers["cut"].mean())
+
+
+def _fingerprint(table: Any, columns: Sequence[str], tokenizer: Any, limit: int) -> str:
+    """A name for the tokenised table, so that the next run finds it again on disk."""
+    if tokenizer.is_fast:
+        # What the last call left behind would make a difference between the first table and the next.
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+        state = tokenizer.backend_tokenizer.to_str()
+    else:
+        state = repr(sorted(tokenizer.get_vocab().items()))
+    what = (
+        table._fingerprint,
+        list(columns),
+        limit,
+        type(tokenizer).__name__,
+        tokenizer.model_input_names,
+        state,
+    )
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
+
+
+def check_limit(limit: int, tokenizer: Any, *, texts: int) -> None:
+    """Refuse a limit that leaves no room for text.
+
+    Args:
+        limit: Longest row in tokens.
+        tokenizer: The model's tokenizer.
+        texts: Texts of a row: 1, or 2 for pairs.
+
+    Raises:
+        UsageError: The tokenizer's own tokens fill it.
+    """
+    own = tokenizer.num_special_tokens_to_add(pair=texts == 2)
+    if limit < own + texts:
+        raise UsageError(
+            f"max_length {limit} leaves no room for text",
+            why=f"the tokenizer adds {own} tokens of its own to each row",
+            do=f"set data.max_length to {own + texts} or more; 128 is usual",
+        )
+
+
+def check_vocabulary(tables: Sequence[Any], tokenizer: Any, model_config: Any) -> None:
+    """Refuse a tokenizer that makes tokens the model does not know.
+
+    Args:
+        tables: Tokenised tables.
+        tokenizer: What made them.
+        model_config: The model's configuration.
+
+    Raises:
+        ModelError: There are such tokens; they would end the run inside the first update.
+    """
+    known = getattr(model_config.get_text_config(), "vocab_size", None)
+    ids = [tokens for table in tables for tokens in _chunks(table)]
+    largest = max([tokenizer.pad_token_id, *(pc.max(tokens).as_py() or 0 for tokens in ids)])
+    if known is not None and largest >= known:
+        raise ModelError(
+            f"the tokenizer does not belong to the model: it made token number {largest}",
+            why=f"the model knows {known} tokens, 0 to {known - 1}",
+            do="take the tokenizer's files that belong to these weights",
+        )
+
+
+def _chunks(table: Any) -> list[Any]:
+    column = table.select_columns(["input_ids"]).with_format("arrow")[:].column("input_ids")
+    return [chunk.flatten() for chunk in column.chunks]

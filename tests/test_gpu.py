@@ -1,0 +1,96 @@
+"""What only a card can show. These tests need an NVIDIA card and are skipped without one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import snugtune
+from snugtune import hardware
+from snugtune.errors import HardwareError
+from snugtune.record import read_record
+
+pytestmark = pytest.mark.gpu
+GiB = 2**30
+
+
+@pytest.fixture
+def train(build_tiny_model, tmp_path: Path):
+    """Train a small BERT on 400 short texts on the card; settings by dotted name."""
+    small = build_tiny_model(
+        hidden_size=128, num_hidden_layers=6, num_attention_heads=2, intermediate_size=512
+    )
+    lines = [f"the film was {'very ' * (r % 20)}{'good' if r % 2 else 'bad'},{r % 2}" for r in range(400)]
+    (tmp_path / "reviews.csv").write_text("text,label\n" + "\n".join(lines))
+
+    def run(output: str, settings: dict[str, object] | None = None, **everyday: object):
+        arguments = {"model": small, "data": tmp_path / "reviews.csv", "epochs": 1, "learning_rate": 1e-3}
+        arguments |= {"output": tmp_path / output, **everyday}
+        return snugtune.train(**arguments, set=settings, quiet=True)
+
+    return run
+
+
+def updates(result):
+    return read_record(result.folder / "record.jsonl").updates
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_every_precision_learns_and_records_the_memory_of_the_card(train, precision):
+    result = train("run", precision=precision, epochs=3)
+    lines = updates(result)
+    assert result.metrics["accuracy"] > 0.9
+    for line in lines:
+        assert 0 < line["allocated_bytes"] <= line["reserved_bytes"] < GiB
+    device = read_record(result.folder / "record.jsonl").start["device"]
+    assert device == hardware.find_gpus().gpus[0].name
+
+
+def test_checkpointed_layers_and_passes_lower_the_peak_and_keep_the_losses(train):
+    settings = {"training.batch_size": 256, "data.validation_fraction": 0.2}
+    plain = updates(train("plain", settings, precision="fp32"))
+    layered = updates(train("layered", settings, precision="fp32", checkpointed_layers="all"))
+    cut = updates(train("cut", {**settings, "training.passes": 8}, precision="fp32"))
+    peaks = [max(line["allocated_bytes"] for line in lines) for lines in (plain, layered, cut)]
+    assert peaks[1] < 0.7 * peaks[0]
+    assert peaks[2] < 0.7 * peaks[0]
+    assert layered[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-5)  # the same dropout
+
+
+def test_an_interrupted_run_continues_on_the_card(train, monkeypatch):
+    from snugtune.step import Step
+
+    whole = updates(train("whole", precision="fp32"))
+    real = Step.update
+
+    def stop(self, passes, *, number, learning_rate):
+        if number == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, passes, number=number, learning_rate=learning_rate)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "update", stop)
+        assert train("parts", precision="fp32").status == "interrupted"
+    parts = updates(train("parts", precision="fp32"))
+    assert [line["loss"] for line in parts] == pytest.approx([line["loss"] for line in whole], rel=1e-4)
+
+
+def test_the_budget_caps_the_allocator_and_ends_with_the_run(train):
+    import torch
+
+    torch.cuda.empty_cache()
+    with pytest.raises(HardwareError, match="ran out of memory in update 1 of 12") as caught:
+        train("small", budget="48 MiB", precision="fp32")
+    assert "--passes 2" in caught.value.do
+    torch.cuda.empty_cache()
+    result = train("large", budget="1 GiB", precision="fp32")
+    assert max(line["reserved_bytes"] for line in updates(result)) <= GiB
+    assert torch.empty(2 * GiB, dtype=torch.uint8, device="cuda").numel() == 2 * GiB
+
+
+def test_a_budget_larger_than_the_card_is_refused(train):
+    with pytest.raises(HardwareError, match="is more than"):
+        train("run", budget="100 TiB")
