@@ -29,7 +29,7 @@ demo: $(VENV)/demo
 	@$(BIN)/snugtune demo --output runs/demo
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .

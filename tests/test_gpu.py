@@ -82,10 +82,13 @@ def test_the_budget_caps_the_allocator_and_ends_with_the_run(train):
     import torch
 
     torch.cuda.empty_cache()
-    with pytest.raises(HardwareError, match="ran out of memory in update 1 of 12") as caught:
-        train("small", budget="48 MiB", precision="fp32")
+    before = torch.cuda.memory_allocated()
+    budget = f"{before // 2**20 + 80} MiB"  # enough for the model, not for the activations
+    with pytest.raises(HardwareError, match="ran out of memory") as caught:
+        train("small", {"training.batch_size": 320}, budget=budget, precision="fp32")
     assert "--passes 2" in caught.value.do
-    torch.cuda.empty_cache()
+    # The error is still held here, as a notebook holds the last one; the run's tensors must not be.
+    assert torch.cuda.memory_allocated() < before + 20 * 2**20
     result = train("large", budget="1 GiB", precision="fp32")
     assert max(line["reserved_bytes"] for line in updates(result)) <= GiB
     assert torch.empty(2 * GiB, dtype=torch.uint8, device="cuda").numel() == 2 * GiB

@@ -41,6 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reviews = root / "datasets" / "owner" / "reviews"
     reviews.mkdir(parents=True)
     (reviews / "train.csv").write_text("text,label\ngood film,pos\nbad film,neg\n", encoding="utf-8")
+    many = root / "datasets" / "owner" / "many"
+    many.mkdir(parents=True)
+    (many / "train.csv").write_text("text,label\n" + "good film,pos\nbad film,neg\n" * 10, encoding="utf-8")
     return root
 
 
@@ -171,3 +174,49 @@ def test_a_repository_without_weights_is_not_the_hubs_fault(folder: Path, tmp_pa
     with serve(folder) as hub:
         found = load([("model", "owner/bare")], cache=tmp_path, HF_ENDPOINT=hub.url)
     assert found["model owner/bare"]["error"] == "OSError", found
+
+
+def train(output: Path, *, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Train the hub's model on the hub's data set by the command."""
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS"))
+    }
+    command = [
+        "train",
+        "--model",
+        "owner/tiny",
+        "--data",
+        "owner/many",
+        "--epochs",
+        "1",
+        "--output",
+        str(output),
+    ]
+    return subprocess.run(
+        [sys.executable, "-m", "snugtune", *command],
+        env={**clean, "HF_HOME": str(cache), **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_training_takes_model_and_data_from_a_mirror_and_then_from_the_cache(
+    folder: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    with serve(folder) as hub:
+        first = train(tmp_path / "mirror", cache=cache, HF_ENDPOINT=hub.url)
+    assert first.returncode == 0, first.stderr
+    second = train(tmp_path / "offline", cache=cache, HF_HUB_OFFLINE="1")
+    assert second.returncode == 0, second.stderr
+    weights = [
+        (tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("mirror", "offline")
+    ]
+    assert weights[0] == weights[1]
+    gone = train(tmp_path / "gone", cache=tmp_path / "empty", HF_ENDPOINT=f"http://127.0.0.1:{closed_port()}")
+    assert gone.returncode == 1
+    assert "hf-mirror.com" in gone.stderr
+    assert "folder" in gone.stderr
+    assert "Traceback" not in gone.stderr

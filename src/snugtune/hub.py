@@ -120,7 +120,12 @@ def _explain(error: Exception, silence: Exception | None) -> tuple[str, str] | N
             "no folder here has this name, and the hub shows nothing public under this id",
             "check the spelling (owner/name); for a private one run: hf auth login",
         )
-    lost = met(errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, errors.RevisionResolutionError)
+    kinds = (
+        "OfflineModeIsEnabled",
+        "LocalEntryNotFoundError",
+        "RevisionResolutionError",
+    )  # the last since 2.0
+    lost = met(*(getattr(errors, name) for name in kinds if hasattr(errors, name)))
     lost = lost or any(_is_connection_trouble(cause) for cause in chain)
     if silence or constants.is_offline_mode():
         # transformers says of a file that the cache lacks only that it is not there: OSError without a number

@@ -42,7 +42,7 @@ def test_scores_of_classes_agree_with_scikit_learn(rows, seed, empty):
     assert found["accuracy"] == pytest.approx(sklearn.accuracy_score(truth, answers), abs=1e-12)
     assert found["macro_f1"] == pytest.approx(sklearn.f1_score(truth, answers, average="macro"), abs=1e-6)
     assert found["loss"] == pytest.approx(
-        sklearn.log_loss(truth, outputs["logits"].softmax(-1).double().numpy(), labels=range(4)), rel=1e-5
+        sklearn.log_loss(truth, outputs["logits"].double().softmax(-1).numpy(), labels=range(4)), rel=1e-5
     )
     assert found["confusion"] == sklearn.confusion_matrix(truth, answers, labels=range(4)).tolist()
     each = sklearn.precision_recall_fscore_support(truth, answers, labels=range(4), zero_division=0)

@@ -92,7 +92,7 @@ def test_a_run_leaves_a_model_that_people_can_use(train, tmp_path):
     assert answers == ["yes", "no"]
     card = (result.model_folder / "README.md").read_text()
     assert "accuracy | 1.0000" in card
-    assert f'pipeline("text-classification", "{result.model_folder.as_posix()}")' in card
+    assert f'pipeline("text-classification", "{result.model_folder.as_posix()}", truncation=True)' in card
     environment = json.loads((result.folder / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
     assert not list(result.folder.rglob("*.bin"))

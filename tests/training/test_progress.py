@@ -150,7 +150,7 @@ class TestLines:
 
     def test_long_messages_are_not_folded_and_brackets_stay(self) -> None:
         stream = io.StringIO()
-        message = "[red] " + "word " * 100
+        message = "[red]" + " word" * 100
         with open_progress(total_updates=1, done_updates=0, mode="normal", stream=stream) as progress:
             progress.say(message)
         assert stream.getvalue() == message + "\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -87,10 +89,13 @@ def _many_classes(logits: torch.Tensor, labels: torch.Tensor, names: Sequence[st
 def _numbers(answers: torch.Tensor, truth: torch.Tensor) -> Metrics:
     from torchmetrics.functional import mean_squared_error, pearson_corrcoef, spearman_corrcoef
 
+    with warnings.catch_warnings():  # where nothing varies there is no correlation, and the result says nan
+        warnings.simplefilter("ignore")
+        pearson, spearman = float(pearson_corrcoef(answers, truth)), float(spearman_corrcoef(answers, truth))
     return {
         "mse": float(mean_squared_error(answers, truth)),
-        "pearson": float(pearson_corrcoef(answers, truth)),
-        "spearman": float(spearman_corrcoef(answers, truth)),
+        "pearson": pearson,
+        "spearman": math.nan if math.isnan(pearson) else spearman,  # torchmetrics says 0 where nothing varies
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,12 +118,15 @@ def explained_out_of_memory(device: Device, *, passes: int) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
+        # The frames of the traceback hold the tensors of the run, and notebooks hold the last error.
+        traceback.clear_frames(error.__traceback__)
+        torch.cuda.empty_cache()
         raise HardwareError(
             f"{device.name} ran out of memory",
             why=str(error).splitlines()[0],
             do=f"add --passes {2 * passes} or --checkpointed-layers all to the same command: it learns the "
             "same in less memory, and continues from the last checkpoint",
-        ) from error
+        ) from None
 
 
 def _check_build(name: str, capability: tuple[int, int]) -> None:
