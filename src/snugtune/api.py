@@ -26,7 +26,7 @@ class Everyday(TypedDict, total=False):
     epochs: int | None
     batch_size: int | None
     learning_rate: float | None
-    passes: int | None
+    passes: int | str | None
     precision: str | None
     checkpointed_layers: int | str | None
     budget: str | None

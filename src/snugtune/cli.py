@@ -58,7 +58,7 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="Highest learning rate. Default: 5e-5.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, fp32, fp16 or bf16.")] = None,
     passes: Annotated[
-        int | None, typer.Option(help="Passes per update: more need less memory. Default: 1.")
+        str | None, typer.Option(help="Passes per update, or auto: more need less memory. Default: auto.")
     ] = None,
     checkpointed_layers: Annotated[
         str | None, typer.Option(help="Layers computed twice to save memory: 0, a number, or all.")

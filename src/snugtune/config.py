@@ -87,8 +87,13 @@ class TrainingSettings(_Settings):
     """How often each example is seen."""
     batch_size: int = Field(32, ge=1)
     """Samples behind one update, whatever number of passes it is computed in."""
-    passes: int = Field(1, ge=1)
-    """Forward and backward passes per update; more of them need less memory, the result is the same."""
+    batching: Literal["random", "grouped"] = "random"
+    """Who shares an update: anybody, or texts of like length. The latter pads less, but is less random."""
+    passes: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Forward and backward passes per update. auto cuts by length, so that little is padded; more passes
+    need less memory. The result is the same."""
+    pass_price: Annotated[int, Field(ge=0)] | None = None
+    """What one more pass costs, in tokens that could be computed in its time; null takes a usual value."""
     learning_rate: float = Field(5e-5, gt=0)
     """Highest learning rate, reached after warm-up."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
@@ -188,6 +193,7 @@ _HOW = frozenset(
     {
         "output",
         "training.passes",
+        "training.pass_price",
         "training.checkpointed_layers",
         "training.budget",
         "checkpoints.every_minutes",

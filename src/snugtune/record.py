@@ -4,7 +4,7 @@ Every line is one object with `version`, `kind`, `time` (ISO 8601, UTC) and the 
 
     start       run_id, resumed_from_update (None or 0: from the beginning), total_updates, parameters,
                 decisions [{name, value, because}], and what else describes the run
-    update      update (from 1), epoch, loss, learning_rate, grad_norm, samples, tokens,
+    update      update (from 1), epoch, loss, learning_rate, grad_norm, passes, samples, tokens,
                 padding (share of padded positions, 0 to 1), seconds, applied (False: gradients were not
                 finite, so the step was skipped), allocated_bytes, reserved_bytes, process_bytes, loss_scale
     evaluation  update, epoch, metrics {name: value}, rows, seconds, best (True: the best so far)

@@ -23,6 +23,7 @@ from snugtune.techniques.checkpointing import checkpoint_layers
 from snugtune.techniques.optimizers import build_optimizer
 
 Precision = Literal["fp32", "fp16", "bf16"]
+_INTERACTING = (nn.modules.batchnorm._BatchNorm,)
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -54,6 +55,7 @@ class Updated:
         grad_norm: Norm of the gradient before clipping; not finite when fp16 overflowed.
         applied: Whether the parameters changed.
         loss_scale: Scale of the loss, for fp16.
+        passes: Passes it was computed in.
         samples: Rows of the batch.
         tokens: Tokens of the batch, padding left out; None where a batch has no attention mask.
         padding: Share of padding among all positions, 0 to 1; None as above.
@@ -63,6 +65,7 @@ class Updated:
     grad_norm: float
     applied: bool
     loss_scale: float | None
+    passes: int
     samples: int
     tokens: int | None
     padding: float | None
@@ -155,10 +158,17 @@ class Step:
             grad_norm=grad_norm,
             applied=applied,
             loss_scale=scale,
+            passes=len(passes),
             samples=samples,
             tokens=tokens,
             padding=None if not positions or tokens is None else 1 - tokens / positions,
         )
+
+    @property
+    def interacting(self) -> list[str]:
+        """Kinds of layers in which the samples of a pass see each other: passes change what is learnt."""
+        layers = (module for module in self.model.modules() if isinstance(module, _INTERACTING))
+        return sorted({type(layer).__name__ for layer in layers})
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from snugtune.data.batching import EvaluationPasses, Examples, Updates, cut_passes, epoch_order
+from snugtune.data.batching import EvaluationPasses, Examples, Plan, Updates, cut_passes, epoch_batches
 
 
 class Table:
@@ -37,15 +38,22 @@ def examples(rows: int, seed: int = 0) -> Examples:
     return Examples(Table(lengths), lengths)
 
 
-def make(rows: int, **settings: int) -> Updates:
-    defaults = {"batch_size": 8, "passes": 3, "seed": 5, "epochs": 2}
-    return Updates(examples(rows), collate, **{**defaults, **settings})
+def make(rows: int, *, seed: int = 5, epochs: int = 2, **plan: Any) -> Updates:
+    whole = Plan(**{"batch_size": 8, "passes": 3, **plan})
+    return Updates(examples(rows), collate, plan=whole, seed=seed, epochs=epochs)
+
+
+def order(rows: int, seed: int, epoch: int, batching: str = "random") -> list[int]:
+    lengths = examples(rows).lengths
+    batches = epoch_batches(lengths, batch_size=7, batching=batching, seed=seed, epoch=epoch)
+    return np.concatenate(batches).tolist()
 
 
 def rows_in(update: list[dict[str, torch.Tensor]]) -> list[int]:
     return [int(row) for batch in update for row in batch["row"]]
 
 
+@pytest.mark.parametrize("batching", ["random", "grouped"])
 @given(
     rows=st.integers(1, 200),
     batch_size=st.integers(1, 70),
@@ -53,15 +61,17 @@ def rows_in(update: list[dict[str, torch.Tensor]]) -> list[int]:
     seed=st.integers(0, 2**32),
     epochs=st.integers(1, 3),
 )
-def test_every_row_is_used_exactly_once_in_each_epoch(rows, batch_size, passes, seed, epochs):
-    updates = make(rows, batch_size=batch_size, passes=passes, seed=seed, epochs=epochs)
+def test_every_row_is_used_exactly_once_in_each_epoch(batching, rows, batch_size, passes, seed, epochs):
+    plan = {"batch_size": batch_size, "passes": passes, "batching": batching}
+    updates = make(rows, seed=seed, epochs=epochs, **plan)
     done = [updates[number] for number in range(len(updates))]
     assert len(done) == epochs * updates.per_epoch
     for epoch in range(epochs):
         part = done[epoch * updates.per_epoch : (epoch + 1) * updates.per_epoch]
         assert sorted(row for update in part for row in rows_in(update)) == list(range(rows))
         sizes = [len(rows_in(update)) for update in part]
-        assert sizes[:-1] == [batch_size] * (len(part) - 1)
+        assert sorted(sizes, reverse=True)[:-1] == [batch_size] * (len(part) - 1)
+        assert batching == "grouped" or sizes[:-1] == [batch_size] * (len(part) - 1)
         for update, size in zip(part, sizes, strict=True):
             assert len(update) == min(passes, size)
             counts = [len(batch["row"]) for batch in update]
@@ -86,15 +96,15 @@ def test_the_number_of_passes_changes_nothing_about_the_rows_of_an_update(rows, 
 
 @given(rows=st.integers(2, 300), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 50))
 def test_the_order_is_a_function_of_seed_and_epoch(rows, seed, epoch):
-    order = epoch_order(rows, seed, epoch).tolist()
+    before = order(rows, seed, epoch)
     np.random.default_rng().random(3)
-    epoch_order.cache_clear()
-    assert epoch_order(rows, seed, epoch).tolist() == order
+    order(rows, seed, epoch + 1), order(rows + 1, seed, epoch)
+    assert order(rows, seed, epoch) == before
 
 
 def test_the_order_is_the_same_on_every_machine_and_in_every_version():
-    assert epoch_order(10, 42, 0).tolist() == [5, 6, 0, 7, 3, 2, 4, 9, 1, 8]
-    assert len({tuple(epoch_order(50, seed, epoch)) for seed in range(10) for epoch in range(10)}) == 100
+    assert order(10, 42, 0) == [5, 6, 0, 7, 3, 2, 4, 9, 1, 8]
+    assert len({tuple(order(50, seed, epoch)) for seed in range(10) for epoch in range(10)}) == 100
 
 
 def test_any_update_can_be_rebuilt_alone_and_in_any_order():
@@ -106,8 +116,56 @@ def test_any_update_can_be_rebuilt_alone_and_in_any_order():
 
 def test_rows_of_one_length_keep_their_order():
     lengths = np.array([3, 3, 9, 3, 9])
-    parts = cut_passes(np.array([4, 1, 3, 0, 2]), lengths, 2)
+    parts = cut_passes(np.array([4, 1, 3, 0, 2]), lengths, passes=2, price_tokens=0)
     assert [part.tolist() for part in parts] == [[4, 2, 1], [3, 0]]
+
+
+def cost(parts: list[np.ndarray], lengths: np.ndarray, price: int) -> int:
+    """Positions that are computed, padding included, and the price of each pass."""
+    return sum(len(part) * int(lengths[part].max()) + price for part in parts)
+
+
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=9), price=st.integers(0, 100))
+def test_no_other_cut_is_cheaper_than_the_one_by_tokens(sizes, price):
+    lengths = np.array(sizes)
+    parts = cut_passes(np.arange(len(sizes)), lengths, passes=None, price_tokens=price)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(sizes)))
+    by_length = np.argsort(-lengths, kind="stable")
+    every_cut = itertools.chain.from_iterable(
+        itertools.combinations(range(1, len(sizes)), count) for count in range(len(sizes))
+    )
+    cheapest = min(cost(np.split(by_length, cuts), lengths, price) for cuts in every_cut)
+    assert cost(parts, lengths, price) == cheapest
+
+
+def test_where_a_pass_is_dear_there_is_one_and_where_it_is_free_nothing_is_padded():
+    lengths = examples(100).lengths
+    rows = np.arange(100)
+    assert len(cut_passes(rows, lengths, passes=None, price_tokens=10**6)) == 1
+    free = cut_passes(rows, lengths, passes=None, price_tokens=0)
+    assert cost(free, lengths, 0) == lengths.sum()
+    assert len(cut_passes(rows, np.full(100, 9), passes=None, price_tokens=1)) == 1
+
+
+def test_thousands_of_rows_in_one_update_are_cut_at_once():
+    lengths = np.random.default_rng(0).integers(1, 512, 5000)
+    parts = cut_passes(np.arange(5000), lengths, passes=None, price_tokens=1000)
+    assert sum(map(len, parts)) == 5000
+    assert cost(parts, lengths, 0) < 1.1 * lengths.sum()
+
+
+def test_grouped_updates_hold_rows_of_like_length_and_are_in_random_order():
+    data = examples(4000)
+    batches = epoch_batches(data.lengths, batch_size=16, batching="grouped", seed=1, epoch=0)
+    padded = cost(batches, data.lengths, 0)
+    alone = cost(
+        epoch_batches(data.lengths, batch_size=16, batching="random", seed=1, epoch=0), data.lengths, 0
+    )
+    assert padded < 1.05 * data.lengths.sum() < 1.5 * data.lengths.sum() < alone
+    longest = [int(data.lengths[batch].max()) for batch in batches]
+    assert longest != sorted(longest, reverse=True)
+    other = epoch_batches(data.lengths, batch_size=16, batching="grouped", seed=1, epoch=1)
+    assert {tuple(batch) for batch in batches} != {tuple(batch) for batch in other}
 
 
 @given(rows=st.integers(1, 200), size=st.integers(1, 250))

@@ -105,7 +105,12 @@ def test_the_record_has_a_line_for_everything_that_happened(train):
     assert record.damaged_lines == 0
     assert record.start["total_updates"] == 14  # 54 rows in updates of 8, twice
     assert record.start["data"]["label_names"] == ["no", "yes"]
-    assert {decision["name"] for decision in record.start["decisions"]} == {"precision", "optimizer"}
+    assert {decision["name"] for decision in record.start["decisions"]} == {
+        "precision",
+        "optimizer",
+        "pass price",
+        "passes",
+    }
     assert [line["update"] for line in record.updates] == list(range(1, 15))
     assert [line["samples"] for line in record.updates] == [8, 8, 8, 8, 8, 8, 6] * 2
     assert [line["epoch"] for line in record.updates] == [1] * 7 + [2] * 7
@@ -271,15 +276,20 @@ def test_evaluations_come_as_often_as_asked_and_at_the_end(train):
     assert [line["update"] for line in record.evaluations] == [4, 8, 12, 14]
 
 
-@pytest.mark.parametrize("passes", [3, 8, 20])
+@pytest.mark.parametrize("passes", [3, 7, "auto"])
 def test_the_number_of_passes_does_not_change_what_is_learnt(build_tiny_model, train, passes):
     calm = build_tiny_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     # Without Adam: where a gradient is all rounding, Adam divides the rounding by itself.
     settings = {"training.optimizer": "sgd", "data.validation_fraction": 0.2}
-    one = weights(train("one", settings, model=calm))
-    many = weights(train("many", {**settings, "training.passes": passes}, model=calm))
-    for name in one:
-        torch.testing.assert_close(many[name], one[name], rtol=0, atol=1e-6)
+    one = weights(train("one", {**settings, "training.passes": 1}, model=calm))
+    how = {"training.passes": passes, "training.pass_price": 0}
+    many = train("many", {**settings, **how}, model=calm)
+    for name, tensor in weights(many).items():
+        torch.testing.assert_close(tensor, one[name], rtol=0, atol=1e-6)
+    lines = read_record(many.folder / "record.jsonl").updates
+    if passes == "auto":
+        assert max(line["passes"] for line in lines) > 1
+        assert {line["padding"] for line in lines} == {0.0}
 
 
 def test_an_interrupted_run_may_continue_in_other_passes(build_tiny_model, train, monkeypatch):

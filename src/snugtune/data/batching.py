@@ -45,24 +45,100 @@ class Examples:
         return len(self.lengths)
 
 
+# Grouped batching sorts by length inside groups of this many updates: enough for little padding, few enough
+# for an order that is still random.
+_UPDATES_PER_GROUP = 50
+
+
 @lru_cache(maxsize=2)
-def epoch_order(rows: int, seed: int, epoch: int) -> np.ndarray:
-    """The random order of an epoch, [rows]."""
+def _random_order(rows: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(rows)
 
 
-def cut_passes(row_numbers: np.ndarray, lengths: np.ndarray, passes: int) -> list[np.ndarray]:
-    """Cut the rows of one update into passes of like lengths, the longest first.
+def epoch_batches(
+    lengths: np.ndarray, *, batch_size: int, batching: str, seed: int, epoch: int
+) -> list[np.ndarray]:
+    """The rows of each update of an epoch; the last update may have fewer.
+
+    A pure function of its arguments.
+
+    Args:
+        lengths: Tokens of each row, [rows].
+        batch_size: Samples of an update.
+        batching: "random": who shares an update is random; "grouped": rows of like length share one.
+        seed: Start of the random order.
+        epoch: Number of the epoch, from 0.
+    """
+    order = _random_order(len(lengths), seed, epoch)
+    starts = range(batch_size, len(order), batch_size)
+    if batching == "random":
+        return np.split(order, starts)
+    groups = np.split(
+        order, range(batch_size * _UPDATES_PER_GROUP, len(order), batch_size * _UPDATES_PER_GROUP)
+    )
+    order = np.concatenate([group[np.argsort(-lengths[group], kind="stable")] for group in groups])
+    batches = np.split(order, starts)
+    shuffled = np.random.default_rng([seed, epoch, 1]).permutation(len(batches))
+    return [batches[number] for number in shuffled]
+
+
+def cut_passes(
+    row_numbers: np.ndarray, lengths: np.ndarray, *, passes: int | None, price_tokens: int
+) -> list[np.ndarray]:
+    """Cut the rows of one update into passes, each padded only to its own longest row.
 
     The longest pass comes first, so that a batch that does not fit fails before work is spent on it.
 
     Args:
         row_numbers: The update's rows, [samples].
         lengths: Tokens of every row of the table, [rows].
-        passes: How many passes; fewer when there are fewer rows.
+        passes: So many passes of the same number of rows, or fewer when there are fewer rows. None takes the
+            cut with the smallest cost: padded tokens of all passes, plus a price for each.
+        price_tokens: What one more pass costs, in tokens that could be computed in its time.
     """
     by_length = row_numbers[np.argsort(-lengths[row_numbers], kind="stable")]
-    return np.array_split(by_length, min(passes, len(by_length)))
+    if passes is not None:
+        return np.array_split(by_length, min(passes, len(by_length)))
+    return np.split(by_length, _cheapest_cuts(lengths[by_length], price_tokens))
+
+
+def _cheapest_cuts(sizes: np.ndarray, price_tokens: int) -> list[int]:
+    """Where to cut rows that are sorted by size, the largest first: dynamic programming over the last cut.
+
+    The best cost of the first `end` rows is the smallest, over all `start`, of the best cost of the first
+    `start` rows plus (end - start) * sizes[start] + price.
+    """
+    rows = len(sizes)
+    best = np.zeros(rows + 1, dtype=np.int64)
+    cut_before = np.zeros(rows + 1, dtype=np.int64)
+    starts = np.arange(rows)
+    for end in range(1, rows + 1):
+        costs = best[:end] + (end - starts[:end]) * sizes[:end] + price_tokens
+        cut_before[end] = start = int(costs.argmin())
+        best[end] = costs[start]
+    cuts: list[int] = []
+    end = int(cut_before[rows])
+    while end > 0:
+        cuts.append(end)
+        end = int(cut_before[end])
+    return cuts[::-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How rows become updates and passes.
+
+    Args:
+        batch_size: Samples of an update.
+        batching: Who shares an update: "random" or "grouped" (rows of like length).
+        passes: Passes of an update; None cuts by tokens.
+        price_tokens: What a pass costs beside its tokens, in tokens.
+    """
+
+    batch_size: int
+    batching: str = "random"
+    passes: int | None = None
+    price_tokens: int = 0
 
 
 class Updates:
@@ -73,8 +149,7 @@ class Updates:
     Args:
         examples: The training data.
         collate: Rows -> one padded batch.
-        batch_size: Samples of an update; the last one of an epoch may have fewer.
-        passes: Passes of an update.
+        plan: How rows become updates and passes.
         seed: Start of the random order.
         epochs: How often each row is used.
     """
@@ -84,15 +159,14 @@ class Updates:
         examples: Examples,
         collate: Callable[[Sequence[Row]], Batch],
         *,
-        batch_size: int,
-        passes: int,
+        plan: Plan,
         seed: int,
         epochs: int,
     ) -> None:
-        self.examples, self.collate = examples, collate
-        self.batch_size, self.passes, self.seed = batch_size, passes, seed
-        self.per_epoch = math.ceil(len(examples) / batch_size)
+        self.examples, self.collate, self.plan, self.seed = examples, collate, plan, seed
+        self.per_epoch = math.ceil(len(examples) / plan.batch_size)
         self.total = self.per_epoch * epochs
+        self._epoch: tuple[int, list[np.ndarray]] | None = None
 
     def __len__(self) -> int:
         return self.total
@@ -100,11 +174,24 @@ class Updates:
     def rows_of(self, update: int) -> np.ndarray:
         """The rows that update number `update` (from 0) learns from, [samples]."""
         epoch, position = divmod(update, self.per_epoch)
-        order = epoch_order(len(self.examples), self.seed, epoch)
-        return order[position * self.batch_size : (position + 1) * self.batch_size]
+        if self._epoch is None or self._epoch[0] != epoch:
+            batches = epoch_batches(
+                self.examples.lengths,
+                batch_size=self.plan.batch_size,
+                batching=self.plan.batching,
+                seed=self.seed,
+                epoch=epoch,
+            )
+            self._epoch = epoch, batches
+        return self._epoch[1][position]
 
     def __getitem__(self, update: int) -> list[Batch]:
-        passes = cut_passes(self.rows_of(update), self.examples.lengths, self.passes)
+        passes = cut_passes(
+            self.rows_of(update),
+            self.examples.lengths,
+            passes=self.plan.passes,
+            price_tokens=self.plan.price_tokens,
+        )
         return collate_passes(self.examples, passes, self.collate)
 
 

@@ -18,7 +18,7 @@ class Decision:
 
 
 def decide(config: RunConfig, *, device_name: str, capability: tuple[int, int] | None) -> list[Decision]:
-    """The precision and the optimizer of a run, with the reasons.
+    """The precision, the price of a pass and the optimizer of a run, with the reasons.
 
     Args:
         config: The run's configuration.
@@ -31,6 +31,7 @@ def decide(config: RunConfig, *, device_name: str, capability: tuple[int, int] |
     optimizer = config.training.optimizer
     return [
         choose_precision(config.training.precision, device_name=device_name, capability=capability),
+        choose_pass_price(config.training.pass_price, capability=capability),
         Decision("optimizer", "adamw-fused", "the variant of AdamW with the smallest peak memory")
         if optimizer == "adamw"
         else Decision("optimizer", optimizer, "asked for"),
@@ -71,3 +72,38 @@ def choose_precision(requested: str, *, device_name: str, capability: tuple[int,
         "fp32",
         f"{where} has no tensor cores: fp16 would save memory but hardly time",
     )
+
+
+def choose_pass_price(requested: int | None, *, capability: tuple[int, int] | None) -> Decision:
+    """What one more pass costs, in tokens that could be computed in its time.
+
+    Args:
+        requested: The number to take; None chooses one.
+        capability: Compute capability of the card; None without one.
+    """
+    if requested is not None:
+        return Decision("pass price", requested, "asked for")
+    if capability is None:
+        # Measured with MiniLM on 2 cores, 128 sentences per update: best from 64 to 256 (docs/log.md).
+        return Decision("pass price", 96, "starting a pass costs a CPU little")
+    return Decision("pass price", 1024, "a card waits for the kernels of a small pass to be launched")
+
+
+def decide_passes(config: RunConfig, *, interacting: list[str]) -> Decision:
+    """How an update is cut into passes.
+
+    Args:
+        config: The run's configuration.
+        interacting: Kinds of layers in which the samples of a pass see each other.
+    """
+    passes = config.training.passes
+    if isinstance(passes, int):
+        note = (
+            f"; {', '.join(interacting)} see only their pass, so this changes the result"
+            if interacting
+            else ""
+        )
+        return Decision("passes", passes, f"asked for{note if passes > 1 else ''}")
+    if interacting:
+        return Decision("passes", 1, f"{', '.join(interacting)} must see the whole update")
+    return Decision("passes", "auto", "cut by length, so that little is padded; the result is the same")

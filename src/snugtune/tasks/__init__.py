@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -69,6 +70,22 @@ class Prepared:
 
 # Metrics for which smaller is better; all others are better when larger.
 SMALLER_IS_BETTER = frozenset({"loss", "mse", "mae", "perplexity"})
+
+
+def is_better(metric: str, value: float, *, than: float | None) -> bool:
+    """Whether a metric has improved; one that is not a number never has.
+
+    Args:
+        metric: Its name, which says whether larger or smaller is better.
+        value: The new value.
+        than: The best value so far; None before the first.
+    """
+    if math.isnan(value):
+        return False
+    if than is None:
+        return True
+    return value < than if metric in SMALLER_IS_BETTER else value > than
+
 
 # The written-out list of tasks: name in the run file -> module with a `prepare` function.
 TASKS = {"sequence-classification": "snugtune.tasks.sequence_classification"}

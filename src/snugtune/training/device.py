@@ -79,6 +79,20 @@ def open_device(device: torch.device, *, budget_bytes: int | None) -> Iterator[D
             torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
+def describe(device: Device, budget_bytes: int | None) -> str:
+    """The device and its cap in words.
+
+    Args:
+        device: The device.
+        budget_bytes: What PyTorch may take of it; None for all.
+    """
+    if not device.is_cuda:
+        ignored = f"; the budget of {show_size(budget_bytes)} is for cards and caps nothing here"
+        return f"{device.name}, {torch.get_num_threads()} threads{'' if budget_bytes is None else ignored}"
+    cap = f", at most {show_size(budget_bytes)} ({budget_bytes:,} bytes) for PyTorch" if budget_bytes else ""
+    return f"{device.name}, {show_size(device.memory_bytes)}{cap}"
+
+
 class MemoryMeter:
     """Memory of the card at its highest since the last look."""
 
@@ -105,12 +119,12 @@ class MemoryMeter:
 
 
 @contextmanager
-def explained_out_of_memory(device: Device, *, passes: int) -> Iterator[None]:
+def explained_out_of_memory(device: Device, *, passes: int | str) -> Iterator[None]:
     """Turn an out-of-memory error inside the block into what, why and do.
 
     Args:
         device: Where the block computes.
-        passes: Passes of an update now.
+        passes: Passes of an update now, or auto.
 
     Raises:
         HardwareError: The memory did not suffice.
@@ -121,11 +135,12 @@ def explained_out_of_memory(device: Device, *, passes: int) -> Iterator[None]:
         # The frames of the traceback hold the tensors of the run, and notebooks hold the last error.
         traceback.clear_frames(error.__traceback__)
         torch.cuda.empty_cache()
+        more = 2 * passes if isinstance(passes, int) else 4
         raise HardwareError(
             f"{device.name} ran out of memory",
             why=str(error).splitlines()[0],
-            do=f"add --passes {2 * passes} or --checkpointed-layers all to the same command: it learns the "
-            "same in less memory, and continues from the last checkpoint",
+            do=f"add --passes {more} or --checkpointed-layers all to the same command: it learns the same "
+            "in less memory, and continues from the last checkpoint",
         ) from None
 
 

@@ -15,14 +15,20 @@ from torch.utils.data import DataLoader
 
 from snugtune import environment, hardware, tasks
 from snugtune.config import RunConfig, show_config
-from snugtune.data.batching import Batch, Updates
+from snugtune.data.batching import Batch, Plan, Updates
 from snugtune.inference import measure
-from snugtune.planning.defaults import decide
+from snugtune.planning.defaults import decide, decide_passes
 from snugtune.record import RecordWriter
 from snugtune.step import Choices, Hyperparameters, Step, Updated
-from snugtune.tasks import SMALLER_IS_BETTER, Metrics, Prepared
+from snugtune.tasks import Metrics, Prepared, is_better
 from snugtune.training import checkpoints
-from snugtune.training.device import Device, MemoryMeter, explained_out_of_memory, open_device
+from snugtune.training.device import (
+    Device,
+    MemoryMeter,
+    describe,
+    explained_out_of_memory,
+    open_device,
+)
 from snugtune.training.finish import finish_model
 from snugtune.training.folder import RunFolder
 from snugtune.training.interrupt import Interrupts
@@ -32,7 +38,7 @@ from snugtune.training.progress import Mode, Progress, Shown, open_progress
 from snugtune.training.rates import Rates
 from snugtune.training.result import TrainResult, show_numbers
 from snugtune.training.schedule import learning_rate
-from snugtune.units import show_count, show_size
+from snugtune.units import show_count
 
 
 def run_training(config: RunConfig, folder: RunFolder, *, mode: Mode) -> TrainResult:
@@ -45,7 +51,7 @@ def run_training(config: RunConfig, folder: RunFolder, *, mode: Mode) -> TrainRe
         journal = stack.enter_context(open_journal(folder.log, mode))
         accelerator = Accelerator(mixed_precision="no")
         device = stack.enter_context(open_device(accelerator.device, budget_bytes=config.budget_bytes))
-        journal.say(f"run       {folder.path} on {_describe(device, config)}")
+        journal.say(f"run       {folder.path} on {describe(device, config.budget_bytes)}")
         prepared = tasks.prepare(config.task, config)
         for note in prepared.notes:
             journal.say(f"data      {note}")
@@ -75,18 +81,19 @@ class _Run:
         self.config, self.prepared, self.device = config, prepared, device
         self.folder, self.record, self.journal = folder, record, journal
         self.task, settings = prepared.task, config.training
+        self.decisions = decide(config, device_name=device.name, capability=device.capability)
+        self.step = self._build_step()
+        self.decisions.append(decide_passes(config, interacting=self.step.interacting))
         self.updates = Updates(
             prepared.train,
             prepared.task.collate,
-            batch_size=settings.batch_size,
-            passes=settings.passes,
+            plan=self._plan(),
             seed=settings.seed,
             epochs=settings.epochs,
         )
-        self.decisions = decide(config, device_name=device.name, capability=device.capability)
-        self.step = self._build_step()
         self.position = Position()
         self.meter = MemoryMeter(device)
+        self.tokens, self.positions = 0, 0.0
         self.saved_at = time.monotonic()
 
     def _build_step(self) -> Step:
@@ -104,6 +111,17 @@ class _Run:
             seed=settings.seed,
         )
         return Step(self.task, choices, hyperparameters, device=self.device.torch)
+
+    def _plan(self) -> Plan:
+        settings = self.config.training
+        values = {decision.name: decision.value for decision in self.decisions}
+        passes = values["passes"]
+        return Plan(
+            batch_size=settings.batch_size,
+            batching=settings.batching,
+            passes=passes if isinstance(passes, int) else None,
+            price_tokens=int(str(values["pass price"])),
+        )
 
     def run(self, mode: Mode) -> TrainResult:
         self._resume()
@@ -144,10 +162,9 @@ class _Run:
         parameters = sum(p.numel() for p in self.step.model.parameters())
         for decision in self.decisions:
             self.journal.say(f"{decision.name:<9} {decision.value}: {decision.because}")
-        self.journal.say(
-            f"plan      {show_count(self.updates.total, 'update')} of {self.updates.batch_size} samples in "
-            f"{show_count(self.config.training.epochs, 'epoch')}, {parameters / 1e6:.1f} million parameters"
-        )
+        updates = f"{show_count(self.updates.total, 'update')} of {self.updates.plan.batch_size} samples"
+        epochs = show_count(self.config.training.epochs, "epoch")
+        self.journal.say(f"plan      {updates} in {epochs}, {parameters / 1e6:.1f} million parameters")
         (self.folder.path / "config.yaml").write_text(show_config(self.config), encoding="utf-8")
         self.record.write(
             "start",
@@ -185,6 +202,9 @@ class _Run:
             update=self.position.update + 1,
             applied=self.position.applied + did.applied,
         )
+        if did.tokens is not None and did.padding is not None:
+            self.tokens += did.tokens
+            self.positions += did.tokens / (1 - did.padding)
         rates.add(now=now, samples=did.samples, tokens=did.tokens or 0)
         self._note(did, rate, now - began, rates, progress)
 
@@ -247,11 +267,11 @@ class _Run:
         metrics = measure(
             self.step,
             self.prepared.validation,
-            rows_per_pass=math.ceil(self.updates.batch_size / self.updates.passes),
+            rows_per_pass=math.ceil(self.config.training.batch_size / (self.updates.plan.passes or 1)),
             on_pass=lambda done, total: progress.evaluation(done=done, total=total),
         )
         value = metrics[self.task.metric]
-        best = _is_better(self.task.metric, value, than=self.position.best_value)
+        best = is_better(self.task.metric, value, than=self.position.best_value)
         if best:
             self.position = dataclasses.replace(
                 self.position, best_update=self.position.update, best_value=value, stale=0
@@ -259,6 +279,9 @@ class _Run:
         else:
             self.position = dataclasses.replace(self.position, stale=self.position.stale + 1)
         epoch = self.position.update / self.updates.per_epoch
+        padding = (
+            "" if not self.positions else f", {1 - self.tokens / self.positions:.1%} padding in training"
+        )
         self.record.write(
             "evaluation",
             update=self.position.update,
@@ -268,7 +291,9 @@ class _Run:
             seconds=round(time.monotonic() - began, 3),
             best=best,
         )
-        self.journal.say(f"epoch {epoch:.2f}: {show_numbers(metrics)}{' (best so far)' if best else ''}")
+        self.journal.say(
+            f"epoch {epoch:.2f}: {show_numbers(metrics)}{' (best so far)' if best else ''}{padding}"
+        )
 
     def _save(self, why: str) -> None:
         began = time.monotonic()
@@ -321,24 +346,3 @@ class _Run:
             status=status,
             label_names=self.prepared.facts["label_names"],
         )
-
-
-def _describe(device: Device, config: RunConfig) -> str:
-    budget = config.budget_bytes
-    if not device.is_cuda:
-        ignored = (
-            ""
-            if budget is None
-            else f"; the budget of {show_size(budget)} is for cards and caps nothing here"
-        )
-        return f"{device.name}, {torch.get_num_threads()} threads{ignored}"
-    cap = "" if budget is None else f", at most {show_size(budget)} ({budget:,} bytes) for PyTorch"
-    return f"{device.name}, {show_size(device.memory_bytes)}{cap}"
-
-
-def _is_better(metric: str, value: float, *, than: float | None) -> bool:
-    if math.isnan(value):
-        return False
-    if than is None:
-        return True
-    return value < than if metric in SMALLER_IS_BETTER else value > than
