@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snugtune.errors import HardwareError
-from snugtune.planning.defaults import choose_precision, decide
+from snugtune.planning.defaults import choose_pass_price, choose_precision, decide, decide_passes
 from snugtune.runfile import load_config
 
 CARDS = {
@@ -45,7 +45,23 @@ def test_what_was_asked_for_is_taken():
         everyday={"model": "m", "data": "d", "precision": "fp16"}, settings={"training.optimizer": "sgd"}
     )
     decisions = decide(config, device_name="NVIDIA GeForce GTX 1080 Ti", capability=(6, 1))
-    assert [(d.name, d.value, d.because) for d in decisions] == [
-        ("precision", "fp16", "asked for"),
-        ("optimizer", "sgd", "asked for"),
-    ]
+    chosen = {decision.name: (decision.value, decision.because) for decision in decisions}
+    assert chosen["precision"] == ("fp16", "asked for")
+    assert chosen["optimizer"] == ("sgd", "asked for")
+
+
+def test_a_pass_is_dearer_on_a_card_than_on_a_cpu_and_the_price_can_be_set():
+    prices = [choose_pass_price(None, capability=capability).value for capability in (None, (6, 1), (9, 0))]
+    assert prices[0] < prices[1] == prices[2]
+    assert choose_pass_price(7, capability=(6, 1)).value == 7
+
+
+def test_layers_in_which_samples_see_each_other_keep_one_pass_unless_asked():
+    plain = load_config(everyday={"model": "m", "data": "d"})
+    assert decide_passes(plain, interacting=[]).value == "auto"
+    kept = decide_passes(plain, interacting=["BatchNorm1d"])
+    assert (kept.value, "BatchNorm1d" in kept.because) == (1, True)
+    asked = decide_passes(
+        load_config(everyday={"model": "m", "data": "d", "passes": 4}), interacting=["BatchNorm1d"]
+    )
+    assert (asked.value, "changes the result" in asked.because) == (4, True)

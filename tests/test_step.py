@@ -266,3 +266,10 @@ def test_every_number_that_a_choice_depends_on_goes_through_the_reader():
     finally:
         torch.Tensor.item = real  # type: ignore[method-assign]
     assert len(read) == 1
+
+
+def test_layers_in_which_samples_see_each_other_are_named():
+    task = make_task("single")
+    assert make_step(task).interacting == []
+    normed = Task(**{**vars(task), "build_model": lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))})
+    assert make_step(normed).interacting == ["BatchNorm1d"]
