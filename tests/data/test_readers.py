@@ -139,7 +139,7 @@ def test_a_cell_longer_than_the_usual_limit_is_read(tmp_path: Path) -> None:
 BROKEN = {
     "a cell too many": ("a.csv", b"text,label\na,1\nb,2,3\n", ["line 3", "3 cells", "2"]),
     "a cell too many everywhere": ("a.csv", b"text,label\na,1,2\nb,2,3\n", ["line 2", "3 cells"]),
-    "a cell missing": ("a.csv", b'text,label\n"a\nb",1\nb\n', ["line 4", "1 cells"]),
+    "a cell missing": ("a.csv", b'text,label\n"a\nb",1\nb\n', ["line 4", "1 cell,"]),
     "a quote left open": ("a.csv", b'text,label\nx,0\n"a,1\nb,2\n', ["line 3", "quote"]),
     "a quote inside": ("a.csv", b'text,label\n"Great" film,1\n', ["line 2", "quote"]),
     "names twice": ("a.csv", b"text,label,text\na,1,b\n", ["'text'", "rename"]),

@@ -332,6 +332,16 @@ def test_a_skipped_update_does_not_move_the_schedule(train, monkeypatch):
     assert updates[5]["learning_rate"] == updates[6]["learning_rate"]
     events = read_record(result.folder / "record.jsonl").events
     assert "update 6 was skipped" in events[0]["what"]
+    assert "2 updates skipped" in (result.folder / "log.txt").read_text()
+    assert result.best_update is None  # its answers are not numbers, so no accuracy makes it the best
+
+
+def test_a_file_may_be_given_to_learn_from_and_to_measure_on(train, reviews):
+    result = train(validation=reviews, epochs=1)
+    assert read_record(result.folder / "record.jsonl").start["data"]["rows"] == {
+        "train": 60,
+        "validation": 60,
+    }
 
 
 def test_two_runs_with_different_precision_follow_each_other_in_one_process(train):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from snugtune.errors import DataError
+from snugtune.units import show_count
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -81,7 +82,7 @@ def _check_delimited(path: Path, delimiter: str) -> tuple[list[str], int]:
                 elif not names:
                     names = _column_names(path, cells, delimiter)
                 elif len(cells) != len(names):
-                    why = f"it has {len(cells)} cells, the header has {len(names)}"
+                    why = f"it has {show_count(len(cells), 'cell')}, the header has {len(names)}"
                     raise _broken_line(path, line, why, 'put cells with delimiters or quotes in "quotes"')
                 else:
                     rows += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -126,7 +127,9 @@ def _read_tables(config: RunConfig) -> dict[str, Any]:
     tables = {"train": read_table(data.train, split=data.train_split, revision=data.revision)}
     if data.validation is not None or data.validation_split is not None:
         source = data.validation or data.train
-        split = data.validation_split or ("validation" if source == data.train else None)
+        # One data set for both means its split "validation"; one file for both means what it says.
+        same = source == data.train and not Path(source).is_file()
+        split = data.validation_split or ("validation" if same else None)
         tables["validation"] = read_table(source, split=split, revision=data.revision)
     return tables
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from contextlib import ExitStack
@@ -115,11 +114,10 @@ class _Run:
     def _plan(self) -> Plan:
         settings = self.config.training
         values = {decision.name: decision.value for decision in self.decisions}
-        passes = values["passes"]
         return Plan(
             batch_size=settings.batch_size,
             batching=settings.batching,
-            passes=passes if isinstance(passes, int) else None,
+            passes=None if values["passes"] == "auto" else int(str(values["passes"])),
             price_tokens=int(str(values["pass price"])),
         )
 
@@ -179,9 +177,7 @@ class _Run:
             data=self.prepared.facts,
             data_digests=self.folder.data_digests,
         )
-        snapshot = environment.snapshot(hardware.find_gpus())
-        text = json.dumps(snapshot, indent=2, ensure_ascii=False)
-        (self.folder.path / "environment.json").write_text(text, encoding="utf-8")
+        environment.write_snapshot(self.folder.path / "environment.json", hardware.find_gpus())
 
     def _loader(self) -> Any:
         return DataLoader(
@@ -271,7 +267,9 @@ class _Run:
             on_pass=lambda done, total: progress.evaluation(done=done, total=total),
         )
         value = metrics[self.task.metric]
-        best = is_better(self.task.metric, value, than=self.position.best_value)
+        # A model whose answers are not numbers has a loss that is none, whatever its accuracy.
+        sound = not math.isnan(metrics.get("loss", 0.0))
+        best = sound and is_better(self.task.metric, value, than=self.position.best_value)
         if best:
             self.position = dataclasses.replace(
                 self.position, best_update=self.position.update, best_value=value, stale=0
@@ -324,6 +322,10 @@ class _Run:
 
     def _finish(self) -> TrainResult:
         facts = self.prepared.facts
+        if skipped := self.position.update - self.position.applied:
+            self.journal.say(
+                f"{show_count(skipped, 'update')} skipped: gradients that were not finite (log.txt)"
+            )
         metrics = finish_model(self.config, self.folder, self.step, self.position, facts)
         self.record.write(
             "end",
