@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from snugtune import tasks
 from snugtune.config import ModelSettings, RunConfig
-from snugtune.data.batching import Updates
+from snugtune.data.batching import Plan, Updates
 from snugtune.errors import ModelError
 from snugtune.step import Choices, Hyperparameters, Step
 from snugtune.tasks.pretrained import load_config, load_model, load_tokenizer, token_limit
@@ -279,7 +279,8 @@ def make_step(task: tasks.Task, **choices: Any) -> Step:
 
 def train(prepared: tasks.Prepared, updates: int = 3, **choices: Any) -> Step:
     step = make_step(prepared.task, **choices)
-    batches = Updates(prepared.train, prepared.task.collate, batch_size=8, passes=2, seed=0, epochs=updates)
+    plan = Plan(batch_size=8, passes=2)
+    batches = Updates(prepared.train, prepared.task.collate, plan=plan, seed=0, epochs=updates)
     for number in range(updates):
         assert step.update(batches[number], number=number, learning_rate=1e-3).applied
     return step
@@ -425,7 +426,7 @@ def test_a_model_that_answers_at_the_end_token_trains_and_plans(tmp_path):
     from tokenizers import processors
     from transformers import AutoTokenizer, T5Config, T5ForSequenceClassification
 
-    save_word_tokenizer(tmp_path, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+    save_word_tokenizer(tmp_path, pad_token="<pad>", unk_token="<unk>", eos_token="</s>")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     ending = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", tokenizer.eos_token_id)]
@@ -433,7 +434,7 @@ def test_a_model_that_answers_at_the_end_token_trains_and_plans(tmp_path):
     tokenizer.backend_tokenizer.post_processor = ending
     tokenizer.save_pretrained(tmp_path)
     shape = {"vocab_size": 60, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
-    config = T5Config(**shape, decoder_start_token_id=0)
+    config = T5Config(**shape, decoder_start_token_id=0, eos_token_id=tokenizer.eos_token_id)
     T5ForSequenceClassification(config).save_pretrained(tmp_path)
     prepared = prepare(tmp_path, {**write_data(tmp_path), "max_length": 12})
     step = train(prepared, checkpointed_layers="all")

@@ -97,6 +97,16 @@ def test_scores_of_numbers_agree_with_scikit_learn_and_scipy(seed, ties):
     assert found["spearman"] == pytest.approx(stats.spearmanr(one, other).statistic, abs=1e-5)
 
 
+def test_the_correlation_of_large_numbers_that_differ_little_is_exact():
+    stats = pytest.importorskip("scipy.stats")
+    random = torch.Generator().manual_seed(0)
+    truth = torch.randn(300, generator=random) + 1e5
+    answers = truth + torch.randn(300, generator=random)
+    found = measure({"logits": answers[:, None], "labels": truth}, kind="regression", names=())
+    expected = stats.pearsonr(answers.double().numpy(), truth.double().numpy()).statistic
+    assert found["pearson"] == pytest.approx(expected, abs=1e-9)
+
+
 @pytest.mark.parametrize(
     ("answers", "truth"),
     [([2.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]), ([1.0, 2.0], [3.0, 3.0]), ([1.5], [1.0])],

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from snugtune import tasks
 from snugtune.config import RunConfig
-from snugtune.data.batching import EvaluationPasses, Updates
+from snugtune.data.batching import EvaluationPasses, Plan, Updates
 from snugtune.errors import DataError, ModelError, UsageError
 from snugtune.step import Choices, Hyperparameters, Step
 
@@ -142,8 +142,8 @@ def make_step(task: tasks.Task, **choices: Any) -> Step:
 
 
 def first_update(prepared: tasks.Prepared, passes: int, rows: int = 16) -> list[dict[str, torch.Tensor]]:
-    updates = Updates(prepared.train, prepared.task.collate, batch_size=rows, passes=passes, seed=1, epochs=1)
-    return updates[0]
+    plan = Plan(batch_size=rows, passes=passes)
+    return Updates(prepared.train, prepared.task.collate, plan=plan, seed=1, epochs=1)[0]
 
 
 def unequal(prepared: tasks.Prepared, sizes: tuple[int, ...] = (2, 9, 5)) -> list[dict[str, torch.Tensor]]:

@@ -107,6 +107,68 @@ def test_a_layer_that_the_model_shares_is_found():
     assert len(checkpointable_layers(model)) == 1
 
 
+def build_t5() -> nn.Module:
+    shape = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_heads": 2}
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=20, decoder_start_token_id=0, **shape)
+    return transformers.T5ForConditionalGeneration(config).train()
+
+
+@pytest.mark.parametrize("count", [2, 4, "all"])
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_the_keys_that_a_decoder_keeps_for_its_next_token_do_not_disturb_the_second_run(kind, count):
+    config = CONFIGS["gpt2"]
+    plain = build_t5() if kind == "t5" else transformers.GPT2LMHeadModel(config).train()
+    checkpointed = copy.deepcopy(plain)
+    layers = checkpointable_layers(checkpointed)
+    assert len(layers) == {"t5": 6, "gpt2": 3}[kind]
+    calls = count_calls(layers)
+    wanted = checkpoint_layers(checkpointed, count)
+    ids = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
+    gradients = []
+    for model in (plain, checkpointed):
+        torch.manual_seed(3)
+        model(input_ids=ids, labels=ids, use_cache=True).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-6)
+    assert [calls[number] for number in range(len(layers))] == [2] * wanted + [1] * (len(layers) - wanted)
+
+
+def test_a_decoder_still_keeps_them_where_it_does_not_learn():
+    model = transformers.GPT2LMHeadModel(CONFIGS["gpt2"]).eval()
+    checkpoint_layers(model, "all")
+    text = torch.tensor([[5, 6, 7]])
+    plain = transformers.GPT2LMHeadModel(CONFIGS["gpt2"]).eval()
+    plain.load_state_dict(model.state_dict())
+    answers = [
+        each.generate(text, max_new_tokens=5, do_sample=False, use_cache=True) for each in (model, plain)
+    ]
+    assert torch.equal(answers[0], answers[1])
+
+
+def test_of_stages_and_the_layers_in_them_only_the_layers_are_taken():
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4
+    )
+    model = transformers.SwinModel(config).train()
+    layers = checkpointable_layers(model)
+    assert {type(layer).__name__ for layer in layers} == {"SwinLayer"}
+    calls = count_calls(layers)
+    assert checkpoint_layers(model, "all") == 4
+    model(torch.ones(1, 3, 32, 32)).pooler_output.sum().backward()
+    assert dict(calls) == dict.fromkeys(range(4), 2)
+
+
+def test_a_run_of_like_layers_is_found_between_others():
+    class Block(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Linear(4, 4), *(Block(4, 4) for _ in range(3)), nn.ReLU(), nn.Linear(4, 2))
+    assert checkpointable_layers(model) == list(model[1:4])
+    assert checkpointable_layers(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))) == []
+
+
 def test_in_any_model_the_longest_run_of_like_layers_is_taken():
     class Block(nn.Module):
         def __init__(self):

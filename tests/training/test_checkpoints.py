@@ -87,6 +87,46 @@ def test_a_step_goes_on_from_a_checkpoint_bit_for_bit(optimizer, precision, tmp_
     assert same(whole, other)
 
 
+@pytest.mark.parametrize(("before", "after"), [("fp32", "fp16"), ("fp16", "fp32"), ("fp16", "bf16")])
+def test_a_run_goes_on_in_the_precision_of_another_device(before, after, tmp_path):
+    step, other = make_step(precision=before), make_step(precision=after, seed=2)
+    learn(step, 0, 2)
+    load_checkpoint(save_checkpoint(tmp_path, step, POSITION), other)
+    assert torch.equal(step.model.first.weight, other.model.first.weight)
+    weight = other.model.first.weight.detach().clone()
+    learn(other, 2, 22)  # the loss scale of fp16 first has to come down
+    assert not torch.equal(weight, other.model.first.weight)
+
+
+def test_weights_that_do_not_lie_in_one_piece_are_restored_too(tmp_path):
+    step, other = make_step(), make_step(seed=2)
+    for each in (step, other):
+        each.model.first.weight.data = each.model.first.weight.data.t()
+        assert not each.model.first.weight.is_contiguous()
+    assert not same(step, other)
+    load_checkpoint(save_checkpoint(tmp_path, step, POSITION), other)
+    assert same(step, other)
+    assert not other.model.first.weight.is_contiguous()
+
+
+def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes(tmp_path):
+    (tmp_path / ".writing").mkdir()
+    (tmp_path / ".writing" / "model.safetensors").write_bytes(b"half")
+    assert list_checkpoints(tmp_path) == []
+    save_checkpoint(tmp_path, make_step(), POSITION)
+    assert [path.name for path in tmp_path.iterdir()] == ["update-00000003"]
+
+
+@pytest.mark.parametrize(
+    "state", ["[]", "null", '{"version": 1, "optimizer": {"name": "adamw-fused", "state": []}}']
+)
+def test_a_state_that_says_something_else_is_refused_in_words(state, tmp_path):
+    path = save_checkpoint(tmp_path, make_step(), POSITION)
+    (path / "state.json").write_text(state)
+    with pytest.raises(RunFolderError, match="cannot continue from the checkpoint"):
+        load_checkpoint(path, make_step())
+
+
 def test_only_safetensors_and_json_are_written(tmp_path):
     path = save_checkpoint(tmp_path, make_step(), POSITION)
     assert sorted(file.name for file in path.iterdir()) == [

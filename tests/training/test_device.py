@@ -46,7 +46,10 @@ def test_the_cpu_has_no_memory_to_report_and_no_cap():
         assert MemoryMeter(device).read() is None
 
 
-@pytest.mark.parametrize("targets", [("sm_60",), ("sm_50", "sm_60", "sm_70"), ("sm_61",), ("compute_50",)])
+@pytest.mark.parametrize("targets", [
+    ("sm_60",), ("sm_50", "sm_60", "sm_70"), ("sm_61",), ("sm_75", "compute_50"), ("sm_75", "compute_61"),
+    (), ("gfx906",),
+])  # fmt: skip
 def test_code_for_the_same_generation_or_to_be_compiled_runs(card, targets):
     card(*targets)
     with open_device(torch.device("cuda"), budget_bytes=None) as device:
@@ -54,7 +57,9 @@ def test_code_for_the_same_generation_or_to_be_compiled_runs(card, targets):
         assert device.torch == torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize("targets", [("sm_75", "sm_90a", "compute_120"), ("sm_70",), ("sm_62",), ("sm_52",)])
+@pytest.mark.parametrize("targets", [
+    ("sm_75", "sm_90a", "sm_120f", "compute_120"), ("sm_70",), ("sm_62",), ("sm_52",), ("compute_62",),
+])  # fmt: skip
 def test_a_build_without_code_for_the_card_is_refused_with_the_line_that_has(card, targets):
     card(*targets)
     with pytest.raises(HardwareError, match="has no code for NVIDIA GeForce GTX 1080 Ti") as caught:

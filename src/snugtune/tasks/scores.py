@@ -33,7 +33,7 @@ def measure(outputs: dict[str, torch.Tensor], *, kind: str, names: Sequence[str]
     """
     logits, labels = outputs["logits"].float(), outputs["labels"]
     if kind == "regression":
-        return _numbers(logits.squeeze(-1), labels.float())
+        return _numbers(logits.squeeze(-1).double(), labels.double())
     if kind == "multi-label":
         return _many_classes(logits, labels, names)
     return _one_class(logits, labels, names)

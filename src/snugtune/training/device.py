@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import traceback
 from collections.abc import Iterator
@@ -147,8 +148,9 @@ def explained_out_of_memory(device: Device, *, passes: int | str) -> Iterator[No
 def _check_build(name: str, capability: tuple[int, int]) -> None:
     """Fail with the right install line instead of "no kernel image is available" in the first update."""
     # sm_60 code runs on 6.0 to 6.9; compute_60 is a text that the driver compiles for anything newer.
-    targets = [target.rstrip("af").split("_") for target in torch.cuda.get_arch_list()]
-    codes = [(kind, (int(number[:-1]), int(number[-1]))) for kind, number in targets]
+    # Builds for cards of other makers name none of the two, and are not judged.
+    targets = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", target) for target in torch.cuda.get_arch_list()]
+    codes = [(target[1], (int(target[2]), int(target[3]))) for target in targets if target]
     fits = any(code <= capability and (kind == "compute" or code[0] == capability[0]) for kind, code in codes)
     if codes and not fits:
         line = environment.install_line("torch", hardware.find_gpus())
