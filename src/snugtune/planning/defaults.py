@@ -86,7 +86,10 @@ def choose_pass_price(requested: int | None, *, capability: tuple[int, int] | No
     if capability is None:
         # Measured with MiniLM on 2 cores, 128 sentences per update: best from 64 to 256 (docs/log.md).
         return Decision("pass price", 96, "starting a pass costs a CPU little")
-    return Decision("pass price", 1024, "a card waits for the kernels of a small pass to be launched")
+    # Estimates: milliseconds of launches, times what such cards compute of a small model. On an H200, 1,024
+    # made a small model slower than one pass (docs/log.md).
+    price = 8192 if capability >= (8, 0) else 1024
+    return Decision("pass price", price, "a card waits for the kernels of a small pass to be launched")
 
 
 def decide_passes(config: RunConfig, *, interacting: list[str]) -> Decision:
