@@ -161,6 +161,11 @@ def _unknown(name: str, what: str, known: Sequence[str]) -> UsageError:
     near = near or [
         full for full in known if difflib.get_close_matches(leaf, [full.rsplit(".", 1)[-1]], cutoff=0.7)
     ]
+    inside = [full for full in known if full.startswith(f"{name}.")]
+    if inside:
+        return UsageError(
+            f"{what} is a group", why="only the settings in it have values", do=f"such as {inside[0]}"
+        )
     return UsageError(
         f"{what} does not exist",
         why="nothing in snugtune reads it",
@@ -188,7 +193,9 @@ def _explain(error: ValidationError, *, lines: Mapping[str, int], run_file: str 
     # A union reports each member that did not match; together they say what is allowed.
     same = [e["msg"] for e in error.errors() if e["loc"][: len(parts)] == tuple(first["loc"][: len(parts)])]
     return UsageError(
-        f"{where}{name} cannot be {first['input']!r}", why="; or ".join(dict.fromkeys(same)), do=_help(name)
+        f"{where}{name} cannot be {first['input']!r}",
+        why="; or ".join(dict.fromkeys(text.removeprefix("Value error, ") for text in same)),
+        do=_help(name),
     )
 
 

@@ -42,8 +42,9 @@ def split_rows(
     if takes.sum() == 0:
         raise DataError(
             f"{rows} rows are too few to set some aside for validation",
-            why="each class needs one row to learn from, and one more row is needed to measure",
-            do="add rows, or give validation data of its own",
+            why=f"each of {len(groups)} classes needs one row to learn from, and one more row measures",
+            do="add rows, or give validation data of its own; if the labels are numbers to be predicted, set "
+            "data.label_kind to regression",
         )
     chosen = [random.permutation(group)[:take] for group, take in zip(groups, takes, strict=True)]
     validation = np.sort(np.concatenate(chosen))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
+_NAMES = {"NoneType": "null", "bool": "true or false", "list": "a list", "str": "a text"}
 _LARGEST_CELL = 2**31 - 1  # what a C long holds everywhere
 
 
@@ -136,16 +137,27 @@ def read_json(path: Path) -> Dataset:
     from datasets import Dataset
 
     _check_utf8(path)
+    if not _starts_as_object(path):
+        # The fast reader crashes the process on a null, and makes a column of anything else.
+        _refuse_broken(path)
     try:
         return Dataset.from_json(glob.escape(str(path)))
     except Exception as error:
         if "corresponds to no data" in str(error):
             raise no_rows(path) from error
-        for line, trouble in _json_trouble(path):
-            raise _broken_line(
-                path, line, trouble, "write one JSON object per line, or one list of objects"
-            ) from error
+        _refuse_broken(path, error)
         raise
+
+
+def _starts_as_object(path: Path) -> bool:
+    with _open(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as text:
+        return next((line for line in text if line.strip()), "{").lstrip().startswith("{")
+
+
+def _refuse_broken(path: Path, error: Exception | None = None) -> None:
+    for line, trouble in _json_trouble(path):
+        do = "write one JSON object per line, or one list of objects"
+        raise _broken_line(path, line, trouble, do) from error
 
 
 def _json_trouble(path: Path) -> Iterator[tuple[int, str]]:
@@ -160,8 +172,12 @@ def _json_trouble(path: Path) -> Iterator[tuple[int, str]]:
             except json.JSONDecodeError as error:
                 yield number + error.lineno - 1, f"{error.msg} at column {error.colno}"
                 continue
-            if not whole and not isinstance(value, dict):
-                yield number, f"it is a {type(value).__name__}, not an object"
+            for place, item in (
+                enumerate(value, start=1) if isinstance(value, list) and whole else [(0, value)]
+            ):
+                if not isinstance(item, dict):
+                    what = f"item {place} of the list" if place else "it"
+                    yield number, f"{what} is {_NAMES.get(type(item).__name__, 'a number')}, not an object"
 
 
 def _open(path: Path) -> IO[bytes]:

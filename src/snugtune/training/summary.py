@@ -23,6 +23,8 @@ def print_result(result: TrainResult, console: Console) -> None:
         f"done      {show_count(result.updates, 'update')} in {show_duration(result.seconds)}{when}: "
         f"{show_numbers(result.metrics)}"
     )
+    if result.best_update is None:
+        console.print("warning   no evaluation gave a number: the learning rate is probably far too high")
     classes = result.metrics.get("per_class", [])
     if 0 < len(classes) <= _MOST_CLASSES:
         console.print(_class_table(classes))
