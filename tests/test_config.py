@@ -94,6 +94,12 @@ def test_an_unknown_setting_gets_the_nearest_known_one(settings, part):
     assert part in caught.value.do
 
 
+def test_a_group_is_no_setting_and_the_settings_in_it_are_named():
+    with pytest.raises(UsageError, match="is a group") as caught:
+        load_config(everyday=BOTH, settings={"training": 3})
+    assert caught.value.do == "such as training.epochs"
+
+
 def test_an_unknown_argument_of_python_gets_the_nearest_known_one():
     with pytest.raises(UsageError) as caught:
         load_config(everyday={**BOTH, "epoch": 3})
