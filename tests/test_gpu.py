@@ -64,15 +64,15 @@ def test_an_interrupted_run_continues_on_the_card(train, monkeypatch):
     from snugtune.step import Step
 
     whole = updates(train("whole", precision="fp32"))
-    real = Step.update
+    real = Step.launch
 
-    def stop(self, passes, *, number, learning_rate):
+    def stop(self, passes, *, number, **more):
         if number == 5:
             os.kill(os.getpid(), signal.SIGINT)
-        return real(self, passes, number=number, learning_rate=learning_rate)
+        return real(self, passes, number=number, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "update", stop)
+        patch.setattr(Step, "launch", stop)
         assert train("parts", precision="fp32").status == "interrupted"
     parts = updates(train("parts", precision="fp32"))
     assert [line["loss"] for line in parts] == pytest.approx([line["loss"] for line in whole], rel=1e-4)

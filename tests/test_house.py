@@ -22,7 +22,16 @@ FILES = sorted(SOURCE.rglob("*.py"))
 ROWS = (
     ("units", "errors", "facts", "hub"),
     ("config", "hardware", "data", "record", "symptoms"),
-    ("runfile", "memory", "techniques", "tasks", "environment", "monitor.sampler", "monitor.leaks"),
+    (
+        "runfile",
+        "processes",
+        "memory",
+        "techniques",
+        "tasks",
+        "environment",
+        "monitor.sampler",
+        "monitor.leaks",
+    ),
     ("step",),
     ("planning", "inference"),
     ("triage", "monitor.terminal", "monitor.watch"),

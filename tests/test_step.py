@@ -249,11 +249,13 @@ def test_a_model_in_which_nothing_learns_is_refused():
         make_step(task)
 
 
-def test_every_number_that_a_choice_depends_on_goes_through_the_reader():
-    """Fake tensors have no values, so nothing else may ask for one."""
+@pytest.mark.parametrize(("optimizer", "reads"), [("adamw-fused", 1), ("sgd", 2)])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_every_number_that_a_choice_depends_on_goes_through_the_reader(optimizer, reads, precision):
+    """Fake tensors have no values, so nothing else may ask for one; and each look waits for the device."""
     task, batch = make_task("tokens"), make_batch("tokens", 12)
     read = []
-    step = make_step(task, choices=Choices(optimizer="sgd", precision="fp16"))
+    step = make_step(task, choices=Choices(optimizer=optimizer, precision=precision))
     step.read = lambda values: read.append(values) or [1.0] * values.numel()  # type: ignore[func-returns-value]
     real = torch.Tensor.item
 
@@ -265,7 +267,7 @@ def test_every_number_that_a_choice_depends_on_goes_through_the_reader():
         step.update(cut(batch, [6, 6]), number=0, learning_rate=0.1)
     finally:
         torch.Tensor.item = real  # type: ignore[method-assign]
-    assert len(read) == 1
+    assert len(read) == reads
 
 
 def test_layers_in_which_samples_see_each_other_are_named():

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from snugtune.api import show_config as show_config
     from snugtune.api import train as train
     from snugtune.errors import SnugtuneError as SnugtuneError
+    from snugtune.tasks import Task as Task
     from snugtune.training.result import TrainResult as TrainResult
 
 __version__ = "0.1.0"
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 # Loaded on first use: importing the package must stay free of torch and pydantic.
 _HOMES = {
     "SnugtuneError": "snugtune.errors",
+    "Task": "snugtune.tasks",
     "TrainResult": "snugtune.training.result",
     "demo": "snugtune.api",
     "install_line": "snugtune.api",
@@ -25,7 +27,16 @@ _HOMES = {
     "train": "snugtune.api",
 }
 
-__all__ = ["SnugtuneError", "TrainResult", "__version__", "demo", "install_line", "show_config", "train"]
+__all__ = [
+    "SnugtuneError",
+    "Task",
+    "TrainResult",
+    "__version__",
+    "demo",
+    "install_line",
+    "show_config",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from snugtune.config import RunConfig
+    from snugtune.tasks import Prepared, Task
+    from snugtune.training.progress import Mode
     from snugtune.training.result import TrainResult
 
 
 class Everyday(TypedDict, total=False):
     """The settings that people change often; the same names as the flags of the shell."""
 
-    task: str | None
+    task: str | Task | None
     model: str | Path | None
-    data: str | Path | None
-    validation: str | Path | None
+    data: Any
+    validation: Any
     text_column: str | None
     text_pair_column: str | None
     label_column: str | Sequence[str] | None
@@ -46,6 +51,9 @@ def train(
 
     What comes later wins: run file, everyday settings, `set`.
 
+    For a model of your own, `task` is a `snugtune.Task`, and `data` (and `validation`) are dictionaries of
+    arrays of equal length or data sets whose rows are dictionaries.
+
     Args:
         run_file: YAML file with settings.
         set: Any settings by dotted name, such as {"training.weight_decay": 0.1}.
@@ -62,18 +70,42 @@ def train(
     from snugtune.training.result import finished_result
     from snugtune.training.summary import print_result
 
+    # Of several processes only the first speaks; torch.distributed.run numbers them.
+    quiet = quiet or os.environ.get("RANK", "0") != "0"
+    digests, prepare = None, None
+    if not isinstance(everyday.get("task"), str | None):
+        everyday, digests, prepare = _own(**everyday)  # type: ignore[arg-type]
     config = load_config(run_file, everyday=everyday, settings=set)
-    folder = open_folder(config)
+    folder = open_folder(config, digests)
     if folder.state == "finished":
         result = finished_result(folder)
     else:
         _need_training()
         from snugtune.training.loop import run_training
 
-        result = run_training(config, folder, mode="quiet" if quiet else "verbose" if verbose else "normal")
+        mode: Mode = "quiet" if quiet else "verbose" if verbose else "normal"
+        result = run_training(config, folder, mode=mode, **({} if prepare is None else {"prepare": prepare}))
     if not quiet and result.status == "finished":
         print_result(result, console())
     return result
+
+
+def _own(
+    *, task: Task, data: Any = None, validation: Any = None, **everyday: Any
+) -> tuple[Everyday, dict[str, str], Callable[[RunConfig], Prepared]]:
+    """Everyday settings, digests of the data, and what prepares a model of somebody's own."""
+    _need_training()
+    from snugtune.tasks import own
+
+    own.check_task(task, data)
+    digests = {"data.train": own.digest_of(data), "data.validation": own.digest_of(validation)}
+    # A run file can only name things, so it gets the task's name in place of them.
+    named: Everyday = {**everyday, "task": "own", "model": task.name, "data": task.name}  # type: ignore[typeddict-item]
+    return (
+        named,
+        {name: digest for name, digest in digests.items() if digest is not None},
+        partial(own.prepare, task=task, data=data, validation=validation),
+    )
 
 
 def show_config(

@@ -78,6 +78,8 @@ class DataSettings(_Settings):
     """Character between several labels in one cell, such as "|"; makes the task multi-label."""
     max_length: int = Field(128, ge=2)
     """Longest text in tokens; what is beyond is cut off."""
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Processes that prepare batches; auto takes one where a card computes, and none on a CPU."""
 
 
 class TrainingSettings(_Settings):
@@ -142,8 +144,8 @@ class CheckpointSettings(_Settings):
 class RunConfig(_Settings):
     """A run: what to train, on what, and how."""
 
-    task: Literal["sequence-classification"] = "sequence-classification"
-    """What the model learns to do."""
+    task: Literal["sequence-classification", "own"] = "sequence-classification"
+    """What the model learns to do; own means a model that a Python program gives (snugtune.Task)."""
     output: str | None = None
     """Folder of the run; null takes runs/NAME after the data file."""
     model: ModelSettings
@@ -192,6 +194,7 @@ EVERYDAY: Mapping[str, str] = {
 _HOW = frozenset(
     {
         "output",
+        "data.workers",
         "training.passes",
         "training.pass_price",
         "training.checkpointed_layers",

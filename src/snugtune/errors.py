@@ -7,7 +7,8 @@ SnugtuneError
 ├── HubError              a model or data set could not be fetched
 ├── RunFolderError        the run's folder belongs to something else, or cannot be written
 ├── MissingDependency     a package that this action needs is not installed
-└── HardwareError         the card or its driver cannot do what was asked
+├── HardwareError         the card or its driver cannot do what was asked
+└── ProcessError          another process of the same run has failed
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class MissingDependency(SnugtuneError):
 
 class HardwareError(SnugtuneError):
     """The card or its driver cannot do what was asked."""
+
+
+class ProcessError(SnugtuneError):
+    """Another process of the same run has failed."""
 
 
 def need(module: str, *, extra: str, because: str) -> ModuleType:

@@ -20,7 +20,7 @@ def measure(
     rows_per_pass: int,
     on_pass: Callable[[int, int], None] = lambda done, total: None,
 ) -> Metrics:
-    """Scores of a step's model on examples.
+    """Scores of a step's model on examples; of several processes each does a part, and all have the scores.
 
     Args:
         step: The step whose model is measured.
@@ -29,7 +29,15 @@ def measure(
             keeps less.
         on_pass: Called after each pass with the passes done and all passes.
     """
-    passes = EvaluationPasses(examples, step.task.collate, rows_per_pass=rows_per_pass)
+    processes = step.processes
+    processes.share_buffers(step.model)
+    passes = EvaluationPasses(
+        examples,
+        step.task.collate,
+        rows_per_pass=rows_per_pass,
+        rank=processes.rank,
+        processes=processes.count,
+    )
     loader: Any = DataLoader(
         passes,  # type: ignore[arg-type]
         batch_size=None,
@@ -40,4 +48,5 @@ def measure(
     for batch in loader:
         outputs.append(step.evaluate(batch))
         on_pass(len(outputs), len(passes))
-    return step.task.measure({name: torch.cat([out[name] for out in outputs]) for name in outputs[0]})
+    everything = [out for part in processes.gather(outputs) for out in part]
+    return step.task.measure({name: torch.cat([out[name] for out in everything]) for name in everything[0]})

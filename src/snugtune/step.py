@@ -18,6 +18,7 @@ from torch import nn
 
 from snugtune.data.batching import Batch
 from snugtune.errors import ModelError
+from snugtune.processes import ALONE, Processes
 from snugtune.tasks import Task
 from snugtune.techniques.checkpointing import checkpoint_layers
 from snugtune.techniques.optimizers import build_optimizer
@@ -55,7 +56,7 @@ class Updated:
         grad_norm: Norm of the gradient before clipping; not finite when fp16 overflowed.
         applied: Whether the parameters changed.
         loss_scale: Scale of the loss, for fp16.
-        passes: Passes it was computed in.
+        passes: Passes it was computed in, in this process.
         samples: Rows of the batch.
         tokens: Tokens of the batch, padding left out; None where a batch has no attention mask.
         padding: Share of padding among all positions, 0 to 1; None as above.
@@ -72,8 +73,30 @@ class Updated:
 
 
 def read_values(values: torch.Tensor) -> list[float]:
-    """Bring numbers to the host. The one place that waits for the device; replaced under fake tensors."""
+    """Numbers of a tensor. The one place where values are looked at; replaced under fake tensors."""
     return [float(value) for value in values.tolist()]
+
+
+class Launched:
+    """An update that has been given to the device, which may still be at work on it."""
+
+    def __init__(self, values: torch.Tensor, finish: Callable[[torch.Tensor], Updated]) -> None:
+        self._finish = finish
+        self._arrived: torch.cuda.Event | None = None
+        if values.device.type == "cuda":
+            # Reading the values where they are would wait for everything that is launched after them too.
+            on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values = on_host.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+        else:
+            self._values = values
+
+    def result(self) -> Updated:
+        """Wait for the end of this update, not of later ones, and say what it did."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._finish(self._values)
 
 
 @contextmanager
@@ -96,6 +119,7 @@ class Step:
         choices: How it is executed.
         hyperparameters: What the result depends on.
         device: Where.
+        processes: The processes that share each update.
         read: Brings numbers to the host.
 
     Raises:
@@ -109,14 +133,16 @@ class Step:
         hyperparameters: Hyperparameters,
         *,
         device: torch.device,
+        processes: Processes = ALONE,
         read: Callable[[torch.Tensor], list[float]] = read_values,
     ) -> None:
         self.task, self.choices, self.hyperparameters = task, choices, hyperparameters
-        self.device, self.read = device, read
+        self.device, self.processes, self.read = device, processes, read
         with seeded(hyperparameters.seed):
             model = task.build_model()
         _check_parameters(model)
         self.model = model.to(device).train()
+        self._learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.checkpointed = checkpoint_layers(self.model, choices.checkpointed_layers)
         self.optimizer = build_optimizer(
             choices.optimizer,
@@ -127,42 +153,49 @@ class Step:
         self.scaler = torch.amp.GradScaler(device.type, enabled=choices.precision == "fp16")
 
     def update(self, passes: Sequence[Batch], *, number: int, learning_rate: float) -> Updated:
+        """Run one update and wait for its end; the arguments are those of `launch`."""
+        return self.launch(passes, number=number, learning_rate=learning_rate).result()
+
+    def launch(
+        self, passes: Sequence[Batch], *, number: int, learning_rate: float, samples: int | None = None
+    ) -> Launched:
         """Run one update: forward and backward of each pass, then the optimizer.
 
         The gradient is that of the whole batch, whatever the passes. A gradient that is not finite is never
-        applied.
+        applied. With `adamw-fused` nothing here waits for the device.
 
         Args:
-            passes: Batches of CPU tensors; together they are the update's batch.
+            passes: Batches of CPU tensors; together they are the update's batch, or this process's share.
             number: Number of the update in the run, from 0; random numbers follow from it.
             learning_rate: Learning rate of this update.
+            samples: Rows of the whole batch; None where this process has them all.
+
+        Raises:
+            ProcessError: Another process could not compute its share.
         """
         self.model.train()
-        samples = sum(_rows(batch) for batch in passes)
-        # The exact denominator is known after the last pass. Until then the number of samples keeps the
-        # size of the numbers right for fp16; the rest is put right in `_apply`.
-        loss_sum = torch.zeros((), device=self.device)
-        denominator: torch.Tensor | float = 0.0
-        with seeded_passes(self.device):
-            for index, batch in enumerate(passes):
-                torch.manual_seed(_mix(self.hyperparameters.seed, number, index))
-                part, weight = self._forward(self._to_device(batch))
-                self.scaler.scale(part / samples).backward()  # type: ignore[no-untyped-call]
-                loss_sum += part.detach()
-                denominator = denominator + weight
-                del part
-        loss, grad_norm, applied, scale = self._apply(loss_sum, denominator, samples, learning_rate)
-        tokens, positions = _count_tokens(passes)
-        return Updated(
-            loss=loss,
-            grad_norm=grad_norm,
-            applied=applied,
-            loss_scale=scale,
-            passes=len(passes),
-            samples=samples,
-            tokens=tokens,
-            padding=None if not positions or tokens is None else 1 - tokens / positions,
-        )
+        samples = sum(_rows(batch) for batch in passes) if samples is None else samples
+        counts = _count_tokens(passes)
+        with self.processes.all_or_none(self._learning, counts):
+            sums = self._run_passes(passes, number, samples)
+        self.processes.add_up(self._learning, sums)
+        tokens, positions = counts
+        values = self._apply(*sums, samples, learning_rate)
+
+        def finish(values: torch.Tensor) -> Updated:
+            loss, grad_norm, scale = self.read(values)
+            return Updated(
+                loss=loss,
+                grad_norm=grad_norm,
+                applied=math.isfinite(grad_norm),
+                loss_scale=scale if self.scaler.is_enabled() else None,
+                passes=len(passes),
+                samples=samples,
+                tokens=tokens if positions else None,
+                padding=1 - tokens / positions if positions else None,
+            )
+
+        return Launched(values, finish)
 
     @property
     def interacting(self) -> list[str]:
@@ -178,41 +211,56 @@ class Step:
             outputs = self.task.outputs(self.model, self._to_device(batch))
         return {name: value.to("cpu") for name, value in outputs.items()}
 
+    def _run_passes(
+        self, passes: Sequence[Batch], number: int, samples: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Forward and backward of each pass; the sum of the losses, and of their denominators."""
+        # The exact denominator is known after the last pass. Until then the number of samples keeps the
+        # size of the numbers right for fp16; the rest is put right in `_apply`.
+        loss_sum = torch.zeros((), device=self.device)
+        denominator = torch.zeros((), device=self.device)
+        own = [self.processes.rank] if self.processes.rank else []
+        with seeded_passes(self.device):
+            for index, batch in enumerate(passes):
+                torch.manual_seed(_mix(self.hyperparameters.seed, number, index, *own))
+                part, weight = self._forward(self._to_device(batch))
+                self.scaler.scale(part / samples).backward()  # type: ignore[no-untyped-call]
+                loss_sum += part.detach()
+                denominator += weight
+                del part
+        return loss_sum, denominator
+
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | float]:
         with self._autocast():
             return self.task.loss(self.model, batch)
 
     def _apply(
-        self, loss_sum: torch.Tensor, denominator: torch.Tensor | float, samples: int, learning_rate: float
-    ) -> tuple[float, float, bool, float | None]:
-        self.scaler.unscale_(self.optimizer)
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        whole = torch.as_tensor(denominator, dtype=torch.float32, device=self.device)
-        norm = torch.nn.utils.get_total_norm(grads)
+        self, loss_sum: torch.Tensor, denominator: torch.Tensor, samples: int, learning_rate: float
+    ) -> torch.Tensor:
+        """Clip, and change the parameters where the gradient is finite; [loss, norm, loss scale]."""
         scale = self.scaler.scale(torch.ones((), device=self.device))
-        loss, norm_read, correction, scale_read = self.read(
-            torch.stack([loss_sum / whole, norm.to(self.device), samples / whole, scale])
-        )
-        grad_norm = norm_read * correction
-        applied = math.isfinite(grad_norm)
-        if applied:
-            self._step_optimizer(grads, grad_norm, correction, learning_rate)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss, grad_norm, applied, scale_read if self.scaler.is_enabled() else None
-
-    def _step_optimizer(
-        self, grads: list[torch.Tensor], grad_norm: float, correction: float, learning_rate: float
-    ) -> None:
+        self.scaler.unscale_(self.optimizer)
+        grads = [parameter.grad for parameter in self._learning if parameter.grad is not None]
+        correction = samples / denominator
+        norm = torch.nn.utils.get_total_norm(grads).to(self.device) * correction
         limit = self.hyperparameters.clip_grad_norm
-        factor = correction
-        if limit is not None and grad_norm > limit:
-            factor *= limit / (grad_norm + 1e-6)
-        if factor != 1.0:
-            torch._foreach_mul_(grads, factor)
+        factor = correction if limit is None else correction * (limit / (norm + 1e-6)).clamp(max=1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.optimizer.step()
+        if self.choices.optimizer == "adamw-fused":
+            # The kernel divides by the one and leaves everything as it was if the other is not zero.
+            self.optimizer.grad_scale = 1 / factor  # type: ignore[attr-defined]
+            self.optimizer.found_inf = 1.0 - torch.isfinite(norm).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        else:
+            (applies, read_factor) = self.read(torch.stack([torch.isfinite(norm).float(), factor]))
+            if applies:
+                if read_factor != 1.0:
+                    torch._foreach_mul_(grads, read_factor)
+                self.optimizer.step()
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return torch.stack([loss_sum / denominator, norm, scale])
 
     def _autocast(self) -> torch.autocast:
         dtype = _AUTOCAST.get(self.choices.precision)
@@ -247,8 +295,7 @@ def _rows(batch: Batch) -> int:
     return next(iter(batch.values())).shape[0]
 
 
-def _count_tokens(passes: Sequence[Batch]) -> tuple[int | None, int]:
+def _count_tokens(passes: Sequence[Batch]) -> list[int]:
+    """Tokens without padding, and positions with it; zeros where batches have no attention mask."""
     masks = [batch["attention_mask"] for batch in passes if "attention_mask" in batch]
-    if not masks:
-        return None, 0
-    return sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
+    return [sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)]

@@ -63,14 +63,14 @@ def assert_equal(one, other) -> None:
 
 def stop_after(monkeypatch, update: int, with_signal: signal.Signals = signal.SIGINT) -> None:
     """Send the process a signal while it runs the given update."""
-    real = Step.update
+    real = Step.launch
 
-    def run(self, passes, *, number, learning_rate):
+    def run(self, passes, *, number, **more):
         if number == update:
             os.kill(os.getpid(), with_signal)
-        return real(self, passes, number=number, learning_rate=learning_rate)
+        return real(self, passes, number=number, **more)
 
-    monkeypatch.setattr(Step, "update", run)
+    monkeypatch.setattr(Step, "launch", run)
 
 
 def test_a_run_leaves_a_model_that_people_can_use(train, tmp_path):
@@ -110,6 +110,7 @@ def test_the_record_has_a_line_for_everything_that_happened(train):
         "optimizer",
         "pass price",
         "passes",
+        "workers",
     }
     assert [line["update"] for line in record.updates] == list(range(1, 15))
     assert [line["samples"] for line in record.updates] == [8, 8, 8, 8, 8, 8, 6] * 2
@@ -159,15 +160,15 @@ def test_the_signal_handlers_are_those_of_before_after_a_run(train, monkeypatch)
 
 def test_a_crash_loses_only_what_came_after_the_last_checkpoint(train, monkeypatch):
     whole = train("whole")
-    real = Step.update
+    real = Step.launch
 
-    def crash(self, passes, *, number, learning_rate):
+    def crash(self, passes, *, number, **more):
         if number == 10:
             raise RuntimeError("the lamp fell on the keyboard")
-        return real(self, passes, number=number, learning_rate=learning_rate)
+        return real(self, passes, number=number, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "update", crash)
+        patch.setattr(Step, "launch", crash)
         with pytest.raises(RuntimeError, match="lamp"):
             train("crashed")
     assert "lamp" in (whole.folder.parent / "crashed" / "log.txt").read_text()
@@ -228,7 +229,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_may_start_again_with_othe
     with pytest.raises(UsageError):
         train(text_column="texd")
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "update", lambda *args, **kwargs: 1 / 0)
+        patch.setattr(Step, "launch", lambda *args, **kwargs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train()
     result = train(batch_size=16)
@@ -317,15 +318,15 @@ def test_half_precision_trains_on_fp32_weights(train, precision):
 
 
 def test_a_skipped_update_does_not_move_the_schedule(train, monkeypatch):
-    real = Step.update
+    real = Step.launch
 
-    def poison(self, passes, *, number, learning_rate):
+    def poison(self, passes, *, number, **more):
         if number == 5:
             with torch.no_grad():
                 next(self.model.parameters()).mul_(float("inf"))
-        return real(self, passes, number=number, learning_rate=learning_rate)
+        return real(self, passes, number=number, **more)
 
-    monkeypatch.setattr(Step, "update", poison)
+    monkeypatch.setattr(Step, "launch", poison)
     result = train("run", {"training.warmup_fraction": 0.0}, epochs=1)
     updates = read_record(result.folder / "record.jsonl").updates
     assert [line["applied"] for line in updates] == [True] * 5 + [False] * 2

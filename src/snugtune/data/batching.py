@@ -96,10 +96,16 @@ def cut_passes(
             cut with the smallest cost: padded tokens of all passes, plus a price for each.
         price_tokens: What one more pass costs, in tokens that could be computed in its time.
     """
-    by_length = row_numbers[np.argsort(-lengths[row_numbers], kind="stable")]
+    by_length = _longest_first(row_numbers, lengths)
+    if not len(by_length):
+        return []
     if passes is not None:
         return np.array_split(by_length, min(passes, len(by_length)))
     return np.split(by_length, _cheapest_cuts(lengths[by_length], price_tokens))
+
+
+def _longest_first(row_numbers: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    return row_numbers[np.argsort(-lengths[row_numbers], kind="stable")]
 
 
 def _cheapest_cuts(sizes: np.ndarray, price_tokens: int) -> list[int]:
@@ -152,6 +158,8 @@ class Updates:
         plan: How rows become updates and passes.
         seed: Start of the random order.
         epochs: How often each row is used.
+        rank: Number of this process, from 0, among those that share each update.
+        processes: How many they are.
     """
 
     def __init__(
@@ -162,8 +170,11 @@ class Updates:
         plan: Plan,
         seed: int,
         epochs: int,
+        rank: int = 0,
+        processes: int = 1,
     ) -> None:
         self.examples, self.collate, self.plan, self.seed = examples, collate, plan, seed
+        self.rank, self.processes = rank, processes
         self.per_epoch = math.ceil(len(examples) / plan.batch_size)
         self.total = self.per_epoch * epochs
         self._epoch: tuple[int, list[np.ndarray]] | None = None
@@ -186,8 +197,10 @@ class Updates:
         return self._epoch[1][position]
 
     def __getitem__(self, update: int) -> list[Batch]:
+        # Dealt out by length, every process gets about the same work; the last update may leave some without.
+        by_length = _longest_first(self.rows_of(update), self.examples.lengths)
         passes = cut_passes(
-            self.rows_of(update),
+            by_length[self.rank :: self.processes],
             self.examples.lengths,
             passes=self.plan.passes,
             price_tokens=self.plan.price_tokens,
@@ -205,15 +218,24 @@ def collate_passes(
 class EvaluationPasses:
     """All rows once, in passes of at most `rows_per_pass` rows of like length, the longest first.
 
-    A map-style data set; each item is one padded batch. `order` says which rows the passes hold.
+    A map-style data set; each item is one padded batch. `order` says which rows the passes hold. Of several
+    processes each has its own passes.
     """
 
     def __init__(
-        self, examples: Examples, collate: Callable[[Sequence[Row]], Batch], *, rows_per_pass: int
+        self,
+        examples: Examples,
+        collate: Callable[[Sequence[Row]], Batch],
+        *,
+        rows_per_pass: int,
+        rank: int = 0,
+        processes: int = 1,
     ) -> None:
         self.examples, self.collate = examples, collate
-        self.order = np.argsort(-examples.lengths, kind="stable")
-        self.passes = np.split(self.order, range(rows_per_pass, len(self.order), rows_per_pass))
+        by_length = np.argsort(-examples.lengths, kind="stable")
+        passes = np.split(by_length, range(rows_per_pass, len(by_length), rows_per_pass))
+        self.passes = passes[rank::processes]
+        self.order = np.concatenate([by_length[:0], *self.passes])
 
     def __len__(self) -> int:
         return len(self.passes)

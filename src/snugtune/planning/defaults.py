@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass
 
 from snugtune.config import RunConfig
@@ -92,21 +93,36 @@ def choose_pass_price(requested: int | None, *, capability: tuple[int, int] | No
     return Decision("pass price", price, "a card waits for the kernels of a small pass to be launched")
 
 
-def decide_passes(config: RunConfig, *, interacting: list[str]) -> Decision:
+def decide_passes(config: RunConfig, *, interacting: list[str], processes: int = 1) -> Decision:
     """How an update is cut into passes.
 
     Args:
         config: The run's configuration.
-        interacting: Kinds of layers in which the samples of a pass see each other.
+        interacting: Where the samples of a pass see each other.
+        processes: Processes that share each update.
     """
     passes = config.training.passes
+    who = ", ".join(interacting)
+    alone = "" if processes == 1 else f"; {processes} processes have a share each, and {who} see only theirs"
     if isinstance(passes, int):
-        note = (
-            f"; {', '.join(interacting)} see only their pass, so this changes the result"
-            if interacting
-            else ""
-        )
-        return Decision("passes", passes, f"asked for{note if passes > 1 else ''}")
+        note = f"; {who} see only their pass, so this changes the result"
+        return Decision("passes", passes, f"asked for{note if interacting and passes > 1 else ''}")
     if interacting:
-        return Decision("passes", 1, f"{', '.join(interacting)} must see the whole update")
+        return Decision("passes", 1, f"{who} must see the whole update{alone}")
     return Decision("passes", "auto", "cut by length, so that little is padded; the result is the same")
+
+
+def choose_workers(requested: int | str, *, on_card: bool) -> Decision:
+    """How many processes prepare batches beside the one that trains.
+
+    Args:
+        requested: How many, or auto.
+        on_card: Whether a card computes.
+    """
+    if isinstance(requested, int):
+        return Decision("workers", requested, "asked for")
+    if not on_card:
+        return Decision("workers", 0, "they would take the cores that compute")
+    if multiprocessing.get_start_method() != "fork":
+        return Decision("workers", 0, "this system starts processes slowly, and texts need little work")
+    return Decision("workers", 1, "the next batches are prepared while the card computes")

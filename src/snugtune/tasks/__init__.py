@@ -5,48 +5,96 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from safetensors.torch import save_model
+from torch import nn
+from torch.utils.data import default_collate
+
+from snugtune.config import RunConfig
 from snugtune.data.batching import Batch, Examples, Row
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+from snugtune.errors import UsageError
 
 Metrics = dict[str, Any]
+
+
+def stack_rows(rows: Sequence[Row]) -> Batch:
+    """Rows of numbers, arrays and tensors -> one batch: each column stacked."""
+    batch: Batch = default_collate(list(rows))
+    return batch
+
+
+def save_weights(model: nn.Module, folder: Path) -> None:
+    """Write a model's weights as model.safetensors; read them with `safetensors.torch.load_model`."""
+    save_model(model, str(folder / "model.safetensors"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A handful of callables that say what is learnt. Nothing here knows about devices or memory.
 
+    A batch is a dictionary of tensors with the rows in their first dimension. Only `build_model` and `loss`
+    must be given.
+
     Args:
         name: Name of the task.
         build_model: Makes the model with fp32 weights on the CPU.
-        collate: Rows -> one batch of CPU tensors, padded to its own longest row; every tensor has the rows
-            in its first dimension.
-        loss: (model, batch) -> (sum of the losses, denominator). An update divides the sum of all its passes
-            by the sum of their denominators, so it equals the update of the whole batch.
+        loss: (model, batch) -> (sum of the losses, denominator), such as the rows of the batch. An update
+            divides the sum of all its passes by the sum of their denominators, so it equals the update of
+            the whole batch.
+        collate: Rows -> one batch of CPU tensors, padded to its own longest row. Without it, rows are
+            stacked.
         outputs: (model, batch) -> tensors with the rows in their first dimension, all that `measure` needs.
-            Called without gradients; the results leave the device.
+            Called without gradients; the results leave the device. Without it, the loss is measured.
         measure: The outputs of all rows -> metrics. Numbers can be named in `metric`; anything else
-            (tables, matrices) goes into the record as it is.
-        example_batch: (rows, tokens) -> a batch of that size, for planning.
+            (tables, matrices) goes into the record as it is. It comes with `outputs`.
         metric: Name of the metric that decides which model is best.
-        save: (model, folder) -> writes what people need to use the model.
+        save: (model, folder) -> writes what people need to use the model. Without it, the weights are
+            written as model.safetensors.
+        length: Row -> its length in tokens, where rows are padded: passes are then cut by length.
+        samples_interact: Whether the loss compares samples with each other, as contrastive losses do. An
+            update then stays one pass unless more are asked for.
+        example_batch: (rows, tokens) -> a batch of that size, for planning.
     """
 
-    name: str
     build_model: Callable[[], nn.Module]
-    collate: Callable[[Sequence[Row]], Batch]
     loss: Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor | float]]
-    outputs: Callable[[nn.Module, Batch], dict[str, torch.Tensor]]
-    measure: Callable[[dict[str, torch.Tensor]], Metrics]
-    example_batch: Callable[[int, int], Batch]
-    metric: str
-    save: Callable[[nn.Module, Path], None]
+    name: str = "own"
+    collate: Callable[[Sequence[Row]], Batch] = stack_rows
+    outputs: Callable[[nn.Module, Batch], dict[str, torch.Tensor]] = None  # type: ignore[assignment]
+    measure: Callable[[dict[str, torch.Tensor]], Metrics] = None  # type: ignore[assignment]
+    metric: str = "loss"
+    save: Callable[[nn.Module, Path], None] = save_weights
+    length: Callable[[Row], int] | None = None
+    samples_interact: bool = False
+    example_batch: Callable[[int, int], Batch] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.outputs is None) != (self.measure is None):
+            raise UsageError(
+                f"the task {self.name!r} has only one of `outputs` and `measure`",
+                why="the second measures what the first gives",
+                do="give both, or none of them to measure the loss",
+            )
+        if self.outputs is None:
+            object.__setattr__(self, "outputs", partial(_loss_outputs, loss=self.loss))
+            object.__setattr__(self, "measure", _mean_loss)
+
+
+def _loss_outputs(
+    model: nn.Module, batch: Batch, *, loss: Callable[[nn.Module, Batch], tuple[torch.Tensor, Any]]
+) -> dict[str, torch.Tensor]:
+    part, denominator = loss(model, batch)
+    whole = torch.as_tensor(denominator, dtype=torch.float64)
+    return {"loss": part.double().reshape(1), "denominator": whole.reshape(1)}
+
+
+def _mean_loss(outputs: dict[str, torch.Tensor]) -> Metrics:
+    return {"loss": float(outputs["loss"].sum() / outputs["denominator"].sum())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +139,20 @@ def is_better(metric: str, value: float, *, than: float | None) -> bool:
 TASKS = {"sequence-classification": "snugtune.tasks.sequence_classification"}
 
 
-def prepare(name: str, config: Any) -> Prepared:
+def prepare(config: RunConfig) -> Prepared:
     """Read the data and build the task that a configuration names.
 
     Args:
-        name: One of TASKS.
-        config: A `snugtune.config.RunConfig`.
+        config: The run's configuration.
 
     Raises:
         DataError, ModelError, HubError, UsageError: The data or the model cannot be used as asked.
     """
-    prepared: Prepared = import_module(TASKS[name]).prepare(config)
+    if config.task not in TASKS:
+        raise UsageError(
+            f"the task {config.task!r} has no model and no data that a run file could name",
+            why="it is a model of somebody's own, which only a Python program can give",
+            do="call snugtune.train(task=snugtune.Task(...), data=...) in Python",
+        )
+    prepared: Prepared = import_module(TASKS[config.task]).prepare(config)
     return prepared

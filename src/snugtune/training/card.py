@@ -23,38 +23,11 @@ def write_card(
         facts: What was found in the data.
         metrics: Scores on the validation data.
     """
-    from huggingface_hub import ModelCardData
-
-    pipeline = _PIPELINES[config.task]
-    head = ModelCardData(
-        library_name="transformers",
-        pipeline_tag=pipeline,
-        base_model=None if Path(config.model.name).exists() else config.model.name,
-        tags=["snugtune", pipeline],
-    )
     training = config.training
     rows = facts["rows"]
+    pipeline = _PIPELINES.get(config.task)
     lines = [
-        "---",
-        head.to_yaml().strip(),
-        "---",
-        "",
-        f"# {config.folder.name}",
-        "",
-        f"Made from `{Path(config.model.name).name}` with snugtune.",
-        "",
-        "## Use",
-        "",
-        "```python",
-        "from transformers import pipeline",
-        "",
-        f'model = pipeline("{pipeline}", "{used_as.as_posix()}", truncation=True)',
-        'print(model("Write a text here."))',
-        "```",
-        "",
-        f"Labels: {', '.join(facts['label_names']) or 'a number'}. "
-        f"Texts longer than {facts['max_length']} tokens are cut off (`truncation=True`).",
-        "",
+        *(_own_head(config) if pipeline is None else _pipeline_head(config, pipeline, used_as, facts)),
         "## Data",
         "",
         f"`{Path(config.data.train).name}`: {rows['train']:,} rows to learn from, "
@@ -76,6 +49,54 @@ def write_card(
         "",
     ]
     (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _pipeline_head(config: RunConfig, pipeline: str, used_as: Path, facts: dict[str, Any]) -> list[str]:
+    from huggingface_hub import ModelCardData
+
+    head = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=pipeline,
+        base_model=None if Path(config.model.name).exists() else config.model.name,
+        tags=["snugtune", pipeline],
+    )
+    return [
+        "---",
+        head.to_yaml().strip(),
+        "---",
+        "",
+        f"# {config.folder.name}",
+        "",
+        f"Made from `{Path(config.model.name).name}` with snugtune.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from transformers import pipeline",
+        "",
+        f'model = pipeline("{pipeline}", "{used_as.as_posix()}", truncation=True)',
+        'print(model("Write a text here."))',
+        "```",
+        "",
+        f"Labels: {', '.join(facts['label_names']) or 'a number'}. "
+        f"Texts longer than {facts['max_length']} tokens are cut off (`truncation=True`).",
+        "",
+    ]
+
+
+def _own_head(config: RunConfig) -> list[str]:
+    return [
+        f"# {config.folder.name}",
+        "",
+        f"The task `{config.model.name}`, trained with snugtune. Its weights go into the module it made:",
+        "",
+        "```python",
+        "from safetensors.torch import load_model",
+        "",
+        'load_model(module, "model.safetensors")',
+        "```",
+        "",
+    ]
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:

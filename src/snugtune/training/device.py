@@ -1,7 +1,8 @@
-"""The device a run uses: which one, what it is called, how much of it may be taken, what is in use."""
+"""The device a run uses, its name, its memory, and the processes that share the run."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import time
@@ -11,9 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from accelerate import Accelerator
+from torch import distributed
 
 from snugtune import environment, hardware
-from snugtune.errors import HardwareError
+from snugtune.errors import HardwareError, ProcessError
+from snugtune.processes import ALONE, Processes
 from snugtune.training.progress import Memory
 from snugtune.units import show_size
 
@@ -78,6 +82,34 @@ def open_device(device: torch.device, *, budget_bytes: int | None) -> Iterator[D
     finally:
         if budget_bytes is not None:
             torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def open_processes(accelerator: Accelerator) -> Processes:
+    """The processes that `torch.distributed.run` has started; this one alone without it.
+
+    Raises:
+        ProcessError: There are several that do not know of each other, and would write over each other.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != started:
+        raise ProcessError(
+            f"{started} processes were started, but this one found {accelerator.num_processes}",
+            why="they did not join; an Accelerator was perhaps made before, alone",
+            do="start them with: python -m torch.distributed.run --nproc-per-node N -m snugtune train ...",
+        )
+    if started == 1:
+        return ALONE
+    talk = None
+    if distributed.get_backend() != "gloo":
+        # Words go over the CPU, so that they do not wait for what the cards still compute.
+        talk = distributed.new_group(backend="gloo")
+    atexit.register(_leave)
+    return Processes(rank=accelerator.process_index, count=accelerator.num_processes, talk=talk)
+
+
+def _leave() -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def describe(device: Device, budget_bytes: int | None) -> str:

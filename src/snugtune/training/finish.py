@@ -31,6 +31,7 @@ def finish_model(
     aside = folder.path / ".writing-model"
     try:
         shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
         step.task.save(step.model, aside)
         write_card(aside, config, used_as=folder.model, facts=facts, metrics=metrics)
         shutil.rmtree(folder.model, ignore_errors=True)

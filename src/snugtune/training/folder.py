@@ -55,11 +55,15 @@ class RunFolder:
         return self.path / "log.txt"
 
 
-def open_folder(config: RunConfig) -> RunFolder:
+def open_folder(config: RunConfig, data_digests: dict[str, str] | None = None) -> RunFolder:
     """Find out what the output folder holds; make it if the run is new.
 
     A run that never came to its first checkpoint has nothing to lose: it starts again, also with other
     settings.
+
+    Args:
+        config: The run's configuration.
+        data_digests: SHA-256 of the data by setting; None makes them from the files that are named.
 
     Raises:
         RunFolderError: It belongs to another run or to something else, or cannot be written.
@@ -74,7 +78,7 @@ def open_folder(config: RunConfig) -> RunFolder:
             why=str(error.strerror or error),
             do="give another folder with --output",
         ) from error
-    digests = _digests(config)
+    digests = _digests(config) if data_digests is None else data_digests
     new = RunFolder(path, "new", Record(), uuid4().hex, digests)
     if names <= {new.log.name}:  # no more than the log of a start that failed
         return new
@@ -113,7 +117,7 @@ def _check_data(digests: dict[str, str], record: Record, path: Path) -> None:
     if changed:
         raise RunFolderError(
             f"{path} holds a run on other data",
-            why=f"the file of {changed[0]} has changed since",
+            why=f"the data of {changed[0]} have changed since",
             do=f"give another folder, such as --output {path}-2; the run in {path} stays as it is",
         )
 

@@ -19,10 +19,12 @@ class Rates:
         self._paused_at: float | None = None
         self._pauses: list[float] = []
 
-    def add(self, *, now: float, samples: int, tokens: int) -> None:
-        """An update has ended, and the next one begins."""
-        self._updates.append((now - self._began, samples, tokens))
+    def add(self, *, now: float, samples: int, tokens: int) -> float:
+        """An update has ended, and the next one begins; the seconds it took."""
+        seconds = now - self._began
+        self._updates.append((seconds, samples, tokens))
         self._began = now
+        return seconds
 
     def pause(self, *, now: float) -> None:
         """Something other than training begins: an evaluation, a checkpoint."""

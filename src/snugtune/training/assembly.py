@@ -1,0 +1,65 @@
+"""The parts of a run, put together from its configuration and from what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from snugtune.config import RunConfig
+from snugtune.data.batching import Plan, Updates
+from snugtune.processes import Processes
+from snugtune.step import Choices, Hyperparameters, Step
+from snugtune.tasks import Prepared, Task
+from snugtune.training.device import Device
+
+
+def build_step(
+    config: RunConfig, decided: Mapping[str, Any], task: Task, *, device: Device, processes: Processes
+) -> Step:
+    """The step of a run.
+
+    Args:
+        config: The run's configuration.
+        decided: What was decided, by name.
+        task: What is learnt.
+        device: Where.
+        processes: The processes that share each update.
+
+    Raises:
+        ModelError, HubError: The model cannot be loaded, or cannot learn.
+    """
+    settings = config.training
+    choices = Choices(
+        precision=decided["precision"],
+        checkpointed_layers=settings.checkpointed_layers,
+        optimizer=decided["optimizer"],
+    )
+    hyperparameters = Hyperparameters(
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        clip_grad_norm=settings.clip_grad_norm,
+        seed=settings.seed,
+    )
+    return Step(task, choices, hyperparameters, device=device.torch, processes=processes)
+
+
+def build_updates(
+    config: RunConfig, decided: Mapping[str, Any], prepared: Prepared, *, processes: Processes
+) -> Updates:
+    """The updates of a run; the arguments are those of `build_step`, and the task's data."""
+    settings = config.training
+    plan = Plan(
+        batch_size=settings.batch_size,
+        batching=settings.batching,
+        passes=None if decided["passes"] == "auto" else decided["passes"],
+        price_tokens=decided["pass price"],
+    )
+    return Updates(
+        prepared.train,
+        prepared.task.collate,
+        plan=plan,
+        seed=settings.seed,
+        epochs=settings.epochs,
+        rank=processes.rank,
+        processes=processes.count,
+    )

@@ -1,0 +1,159 @@
+"""What a run tells while it runs: to its record, its log, the screen, and trackers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from snugtune.data.batching import Updates
+from snugtune.planning.defaults import Decision
+from snugtune.record import RecordWriter
+from snugtune.step import Updated
+from snugtune.tasks import Metrics
+from snugtune.training.journal import Journal
+from snugtune.training.positions import Position
+from snugtune.training.progress import Memory, Progress, Shown
+from snugtune.training.rates import Rates
+from snugtune.training.result import show_numbers
+from snugtune.units import show_count
+
+
+class Reports:
+    """Tells of updates, evaluations and checkpoints.
+
+    Args:
+        record: The run's record.
+        journal: Its log.
+        updates: Its updates.
+        every_updates: Updates between two evaluations.
+    """
+
+    def __init__(
+        self, record: RecordWriter, journal: Journal, updates: Updates, *, every_updates: int
+    ) -> None:
+        self.record, self.journal, self.updates = record, journal, updates
+        self.every_updates = every_updates
+        self.progress: Progress | None = None
+        self.rates = Rates(now=time.monotonic())
+        self._tokens, self._positions = 0, 0.0
+
+    def plan(self, decisions: Sequence[Decision], *, epochs: int, parameters: int) -> None:
+        """Tell what was decided, and what is ahead.
+
+        Args:
+            decisions: What the settings left open.
+            epochs: Epochs of the run.
+            parameters: Parameters of the model.
+        """
+        for decision in decisions:
+            self.journal.say(f"{decision.name:<9} {decision.value}: {decision.because}")
+        updates = f"{show_count(self.updates.total, 'update')} of {self.updates.plan.batch_size} samples"
+        self.journal.say(
+            f"plan      {updates} in {show_count(epochs, 'epoch')}, {parameters / 1e6:.1f} million parameters"
+        )
+
+    def start(self, **facts: Any) -> None:
+        """Tell the record that the run starts, or starts again."""
+        self.record.write("start", **facts)
+
+    def update(self, did: Updated, *, number: int, learning_rate: float, memory: Memory | None) -> None:
+        """Tell of an update.
+
+        Args:
+            did: What it did.
+            number: Its number, from 1.
+            learning_rate: Its learning rate.
+            memory: Memory of the card at its highest during it; None without a card.
+        """
+        seconds = self.rates.add(now=time.monotonic(), samples=did.samples, tokens=did.tokens or 0)
+        if did.tokens is not None and did.padding is not None:
+            self._tokens += did.tokens
+            self._positions += did.tokens / (1 - did.padding)
+        self.record.write(
+            "update",
+            update=number,
+            epoch=math.ceil(number / self.updates.per_epoch),
+            learning_rate=learning_rate,
+            seconds=round(seconds, 6),
+            **vars(did),
+            **({} if memory is None else dataclasses.asdict(memory)),
+        )
+        if not did.applied:
+            why = f"its gradient is not finite (loss {did.loss:g}, loss scale {did.loss_scale})"
+            self.record.write("event", what=f"update {number} was skipped", why=why, do=None)
+            self.journal.log(f"update {number} was skipped: {why}")
+        if self.progress is not None:
+            self.progress.update(self._shown(did, number, learning_rate, memory))
+
+    def _shown(self, did: Updated, number: int, learning_rate: float, memory: Memory | None) -> Shown:
+        total = self.updates.total
+        evaluations_left = math.ceil(total / self.every_updates) - number // self.every_updates
+        return Shown(
+            update=number,
+            total_updates=total,
+            loss=did.loss,
+            learning_rate=learning_rate,
+            samples_per_second=self.rates.samples_per_second,
+            tokens_per_second=self.rates.tokens_per_second if did.tokens else None,
+            seconds_left=self.rates.seconds_left(updates_left=total - number, pauses_left=evaluations_left),
+            memory=memory,
+        )
+
+    def evaluation_pass(self, done: int, total: int) -> None:
+        """Tell of a pass of an evaluation."""
+        if self.progress is not None:
+            self.progress.evaluation(done=done, total=total)
+
+    def evaluation(
+        self, metrics: Metrics, position: Position, *, rows: int, seconds: float, best: bool
+    ) -> None:
+        """Tell of an evaluation.
+
+        Args:
+            metrics: Its scores.
+            position: Where the run is.
+            rows: Rows it measured on.
+            seconds: How long it took.
+            best: Whether it is the best so far.
+        """
+        epoch = position.update / self.updates.per_epoch
+        padding = f", {1 - self._tokens / self._positions:.1%} padding in training" if self._positions else ""
+        self.record.write(
+            "evaluation",
+            update=position.update,
+            epoch=epoch,
+            metrics=metrics,
+            rows=rows,
+            seconds=round(seconds, 3),
+            best=best,
+        )
+        self.journal.say(
+            f"epoch {epoch:.2f}: {show_numbers(metrics)}{' (best so far)' if best else ''}{padding}"
+        )
+
+    def checkpoint(self, path: Path, *, update: int, folder: Path, seconds: float, why: str) -> None:
+        """Tell of a checkpoint.
+
+        Args:
+            path: Where it lies.
+            update: The update it was made after.
+            folder: The run's folder.
+            seconds: How long it took to write.
+            why: What it was made for.
+        """
+        self.record.write(
+            "checkpoint",
+            update=update,
+            path=path.relative_to(folder).as_posix(),
+            bytes=sum(file.stat().st_size for file in path.iterdir()),
+            seconds=round(seconds, 3),
+            why=why,
+        )
+
+    def end(self, status: str, position: Position, metrics: Metrics, **more: Any) -> None:
+        """Tell how the run ended."""
+        self.record.write("end", status=status, seconds=position.seconds, metrics=metrics, **more)
