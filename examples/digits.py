@@ -1,7 +1,7 @@
 """A model of one's own: a small convolutional net on the handwritten digits of scikit-learn.
 
-    pip install "snugtune[train]" scikit-learn
-    python examples/digits.py
+pip install "snugtune[train]" scikit-learn
+python examples/digits.py
 """
 
 from __future__ import annotations

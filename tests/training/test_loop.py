@@ -239,6 +239,31 @@ def test_a_run_that_failed_before_its_first_checkpoint_may_start_again_with_othe
     assert record.end["status"] == "finished"
 
 
+def test_updates_that_are_waited_for_later_are_the_same_updates(train, monkeypatch):
+    """On a card the next update is launched before the last one is waited for."""
+    whole = train("whole")
+    monkeypatch.setattr("snugtune.training.loop._most_pending", lambda *args: 1)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert train("late").updates == 4
+    late = train("late")
+    assert_equal(whole, late)
+    records = [read_record(result.folder / "record.jsonl") for result in (whole, late)]
+    for name in ("update", "loss", "grad_norm", "learning_rate", "samples", "tokens", "applied"):
+        assert [line[name] for line in records[1].updates] == [line[name] for line in records[0].updates]
+    assert [line["metrics"] for line in records[1].evaluations] == [
+        line["metrics"] for line in records[0].evaluations
+    ]
+
+
+def test_worker_processes_prepare_the_same_batches_and_leave_interrupts_to_the_run(train, monkeypatch):
+    whole = train("whole")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert train("parts", {"data.workers": 2}).updates == 4
+    assert_equal(whole, train("parts", {"data.workers": 2}))
+
+
 @pytest.mark.parametrize(("metric", "values", "best"), [
     ("accuracy", [0.4, 0.9, 0.6, 0.9], 2),
     ("loss", [0.9, 0.4, float("nan"), 0.6], 2),

@@ -100,6 +100,14 @@ class _Pending:
     memory: Memory | None
 
 
+def _most_pending(device: Device, precision: str) -> int:
+    """Updates that may be launched and not yet waited for, so that a card is never without work.
+
+    In fp16 updates are skipped now and then, and the next learning rate depends on whether the last one was.
+    """
+    return int(device.is_cuda and precision != "fp16")
+
+
 class _Run:
     """The state of one run while it runs."""
 
@@ -126,9 +134,7 @@ class _Run:
         self.reports = Reports(record, journal, self.updates, every_updates=self.every_updates)
         self.position = Position()
         self.pending: deque[_Pending] = deque()
-        # The device is kept busy: an update is only waited for when the next one has been launched. In fp16
-        # updates are skipped now and then, and the next learning rate depends on whether this one was.
-        self.most_pending = int(device.is_cuda and self.step.choices.precision != "fp16")
+        self.most_pending = _most_pending(device, self.step.choices.precision)
         self.meter = MemoryMeter(device)
         self.saved_at = time.monotonic()
 
