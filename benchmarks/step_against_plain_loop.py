@@ -80,7 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         data = write_sentences(Path(temporary))
         config = load_config(everyday={"model": demo_model(), "data": data})
-        prepared = tasks.prepare(config.task, config)
+        prepared = tasks.prepare(config)
     price = int(str(choose_pass_price(None, capability=(9, 0) if device.type == "cuda" else None).value))
     plans = {
         "one pass": Plan(batch_size=options.batch_size, passes=1),

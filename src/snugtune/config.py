@@ -79,7 +79,7 @@ class DataSettings(_Settings):
     max_length: int = Field(128, ge=2)
     """Longest text in tokens; what is beyond is cut off."""
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Processes that prepare batches; auto takes one where a card computes, and none on a CPU."""
+    """Processes that prepare batches; auto takes some for a model of one's own on a card, else none."""
 
 
 class TrainingSettings(_Settings):

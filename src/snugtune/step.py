@@ -107,6 +107,13 @@ def seeded(*parts: int) -> Iterator[None]:
         yield
 
 
+def _seed(device: torch.device, number: int) -> None:
+    # Not `torch.manual_seed`: where a kind of device is not in use, that keeps a note for later at each call.
+    torch.default_generator.manual_seed(number)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(number)
+
+
 def _mix(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
 
@@ -222,7 +229,7 @@ class Step:
         own = [self.processes.rank] if self.processes.rank else []
         with seeded_passes(self.device):
             for index, batch in enumerate(passes):
-                torch.manual_seed(_mix(self.hyperparameters.seed, number, index, *own))
+                _seed(self.device, _mix(self.hyperparameters.seed, number, index, *own))
                 part, weight = self._forward(self._to_device(batch))
                 self.scaler.scale(part / samples).backward()  # type: ignore[no-untyped-call]
                 loss_sum += part.detach()

@@ -270,7 +270,7 @@ def write_data(path: Path, names: tuple[str, ...] = ("好评", "bad, or so")) ->
 
 def prepare(folder: Path, data: dict[str, Any], **settings: Any) -> tasks.Prepared:
     config = {"model": {"name": str(folder)}, "data": data, **settings}
-    return tasks.prepare("sequence-classification", RunConfig.model_validate(config))
+    return tasks.prepare(RunConfig.model_validate(config))
 
 
 def make_step(task: tasks.Task, **choices: Any) -> Step:

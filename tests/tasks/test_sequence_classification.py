@@ -133,7 +133,7 @@ def make_config(model: Path, data: dict[str, object], **settings: Any) -> RunCon
 
 
 def prepare(model: Path, data: dict[str, object], **settings: Any) -> tasks.Prepared:
-    return tasks.prepare("sequence-classification", make_config(model, data, **settings))
+    return tasks.prepare(make_config(model, data, **settings))
 
 
 def make_step(task: tasks.Task, **choices: Any) -> Step:
@@ -241,7 +241,7 @@ def test_an_update_in_unequal_passes_is_that_of_the_whole_batch(name, weights, l
     prepared = prepare(model, FILES[name](tmp_path), training={"class_weights": wanted})
     vector = None if values is None else torch.tensor(values)
     if weights == "balanced":
-        labels = torch.tensor(prepared.train.rows["labels"])
+        labels = torch.tensor(prepared.train.rows.labels)
         counts = labels.sum(dim=0) if labels.ndim == 2 else torch.bincount(labels)
         vector = len(labels) / (3 * counts)
         assert len(set(vector.tolist())) > 1
@@ -288,14 +288,14 @@ def test_the_classes_keep_their_shares_in_what_is_set_aside(model, tmp_path):
     data = {"train": write_csv(tmp_path / "a.csv", ["text", "label"], rows), "validation_fraction": 0.2}
     prepared = prepare(model, data)
     counts = {
-        where: np.bincount(examples.rows["labels"]).tolist()
+        where: np.bincount(examples.rows.labels).tolist()
         for where, examples in [("train", prepared.train), ("validation", prepared.validation)]
     }
     assert counts == {"train": [144, 16], "validation": [36, 4]}
     assert prepared.facts["rows"] == {"train": 160, "validation": 40}
     assert "40 rows set aside to measure on" in " ".join(prepared.notes)
     again = prepare(model, data)
-    assert again.validation.rows["input_ids"] == prepared.validation.rows["input_ids"]
+    assert again.validation.rows.table["input_ids"] == prepared.validation.rows.table["input_ids"]
 
 
 def test_a_file_of_its_own_measures_and_nothing_is_set_aside(model, tmp_path):
@@ -303,7 +303,7 @@ def test_a_file_of_its_own_measures_and_nothing_is_set_aside(model, tmp_path):
     prepared = prepare(model, {**single(tmp_path), "validation": own})
     assert prepared.facts["rows"] == {"train": 24, "validation": 1}
     assert "1 rows to measure on" in " ".join(prepared.notes)
-    assert prepared.validation.rows["labels"] == [1]
+    assert prepared.validation.rows.labels == [1]
 
 
 @pytest.fixture
@@ -487,7 +487,7 @@ def test_texts_are_tokenised_once_and_found_again_on_disk(
     second = prepare(model, data)
     assert count_texts == []
     for one, other in [(first.train, second.train), (first.validation, second.validation)]:
-        assert one.rows[:] == other.rows[:]
+        assert one.rows.table[:] == other.rows.table[:]
         assert one.lengths.tolist() == other.lengths.tolist()
     assert first.facts == second.facts
 
@@ -514,7 +514,7 @@ def test_other_labels_for_the_same_texts_are_not_mixed_up_with_the_cached_ones(m
     file.write_text(text, encoding="utf-8")
     after = prepare(model, data)
     old, new = (
-        {tuple(row["input_ids"]): row["labels"] for row in prepared.train.rows}
+        {tuple(row["input_ids"]): int(row["labels"]) for row in prepared.train.rows}
         for prepared in (before, after)
     )
     both = old.keys() & new.keys()

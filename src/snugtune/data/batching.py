@@ -111,21 +111,22 @@ def _longest_first(row_numbers: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def _cheapest_cuts(sizes: np.ndarray, price_tokens: int) -> list[int]:
     """Where to cut rows that are sorted by size, the largest first: dynamic programming over the last cut.
 
-    The best cost of the first `end` rows is the smallest, over all `start`, of the best cost of the first
-    `start` rows plus (end - start) * sizes[start] + price.
+    Rows of one size stay together, so `bounds` are the places where the size changes. The best cost up to
+    `bounds[end]` is the smallest, over all earlier bounds, of the best cost up to there plus the rows between
+    them times the first size among them, plus the price.
     """
-    rows = len(sizes)
-    best = np.zeros(rows + 1, dtype=np.int64)
-    cut_before = np.zeros(rows + 1, dtype=np.int64)
-    starts = np.arange(rows)
-    for end in range(1, rows + 1):
-        costs = best[:end] + (end - starts[:end]) * sizes[:end] + price_tokens
+    bounds = np.concatenate([[0], np.flatnonzero(np.diff(sizes)) + 1, [len(sizes)]])
+    widths = sizes[bounds[:-1]]
+    best = np.zeros(len(bounds), dtype=np.int64)
+    cut_before = np.zeros(len(bounds), dtype=np.int64)
+    for end in range(1, len(bounds)):
+        costs = best[:end] + (bounds[end] - bounds[:end]) * widths[:end]
         cut_before[end] = start = int(costs.argmin())
-        best[end] = costs[start]
+        best[end] = costs[start] + price_tokens
     cuts: list[int] = []
-    end = int(cut_before[rows])
+    end = int(cut_before[-1])
     while end > 0:
-        cuts.append(end)
+        cuts.append(int(bounds[end]))
         end = int(cut_before[end])
     return cuts[::-1]
 

@@ -112,17 +112,22 @@ def decide_passes(config: RunConfig, *, interacting: list[str], processes: int =
     return Decision("passes", "auto", "cut by length, so that little is padded; the result is the same")
 
 
-def choose_workers(requested: int | str, *, on_card: bool) -> Decision:
+def choose_workers(requested: int | str, *, on_card: bool, task: str) -> Decision:
     """How many processes prepare batches beside the one that trains.
 
     Args:
         requested: How many, or auto.
         on_card: Whether a card computes.
+        task: Name of the task in the run file.
     """
     if isinstance(requested, int):
         return Decision("workers", requested, "asked for")
     if not on_card:
         return Decision("workers", 0, "they would take the cores that compute")
+    if task != "own":
+        return Decision(
+            "workers", 0, "a batch of texts is made in less time than another process hands it over"
+        )
     if multiprocessing.get_start_method() != "fork":
-        return Decision("workers", 0, "this system starts processes slowly, and texts need little work")
-    return Decision("workers", 1, "the next batches are prepared while the card computes")
+        return Decision("workers", 0, "this system starts processes slowly; set data.workers to have some")
+    return Decision("workers", 2, "the next batches are prepared while the card computes")

@@ -21,7 +21,7 @@ from snugtune.errors import DataError, UsageError
 from snugtune.tasks import Prepared, Task
 from snugtune.tasks.pretrained import load_config, load_model, load_tokenizer, save_model, token_limit
 from snugtune.tasks.scores import measure, metric_names
-from snugtune.tasks.tokens import check_limit, check_vocabulary, tokenise
+from snugtune.tasks.tokens import Padding, TokenRows, check_limit, check_vocabulary, tokenise
 
 _PROBLEM_TYPES = {
     "single-label": "single_label_classification",
@@ -64,14 +64,18 @@ def prepare(config: RunConfig) -> Prepared:
     check_limit(limit, tokenizer, texts=len(_texts(columns)))
     task = build_task(config, labels, tokenizer, limit, answers["train"])
     encoded = {
-        where: _encode(table, answers[where], columns, tokenizer, limit) for where, table in tables.items()
+        where: tokenise(table, _texts(columns), tokenizer, limit=limit) for where, table in tables.items()
     }
-    check_vocabulary([examples.rows for examples, _ in encoded.values()], tokenizer, model_config)
-    cut = {where: share for where, (_, share) in encoded.items()}
+    check_vocabulary([table for table, _, _ in encoded.values()], tokenizer, model_config)
+    examples = {
+        where: Examples(TokenRows(rows, answers[where]), lengths)
+        for where, (rows, lengths, _) in encoded.items()
+    }
+    cut = {where: share for where, (_, _, share) in encoded.items()}
     return Prepared(
         task=task,
-        train=encoded["train"][0],
-        validation=encoded["validation"][0],
+        train=examples["train"],
+        validation=examples["validation"],
         facts={
             "columns": {"text": columns.text, "text_pair": columns.text_pair, "labels": list(columns.labels)},
             "label_kind": labels.kind,
@@ -99,8 +103,6 @@ def build_task(
     Raises:
         UsageError: A metric or class weight that this kind of labels does not have.
     """
-    from transformers import DataCollatorWithPadding
-
     metric = config.evaluation.metric or _DEFAULT_METRICS[labels.kind]
     if metric not in metric_names(labels.kind):
         raise UsageError(
@@ -112,7 +114,7 @@ def build_task(
     return Task(
         name="sequence-classification",
         build_model=partial(_build_model, config, labels, tokenizer),
-        collate=DataCollatorWithPadding(tokenizer, return_tensors="pt"),
+        collate=Padding(tokenizer),
         loss=partial(_loss, kind=labels.kind, weights=weights),
         outputs=_outputs,
         measure=partial(measure, kind=labels.kind, names=labels.names),
@@ -171,14 +173,6 @@ def _set_aside(
         {"train": table.select(train), "validation": table.select(validation)},
         {"train": answers[train], "validation": answers[validation]},
     )
-
-
-def _encode(
-    table: Any, answers: np.ndarray, columns: Columns, tokenizer: Any, limit: int
-) -> tuple[Examples, float]:
-    """Tokenised rows with their labels, and the share of them that were cut off."""
-    rows, lengths, share_cut = tokenise(table, _texts(columns), tokenizer, limit=limit)
-    return Examples(rows.add_column("labels", list(answers)), lengths), share_cut
 
 
 def _texts(columns: Columns) -> list[str]:

@@ -9,9 +9,88 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+import torch
 
+from snugtune.data.batching import Batch, Row
 from snugtune.data.readers import quiet_datasets
 from snugtune.errors import ModelError, UsageError
+
+
+class TokenRows:
+    """Tokenised rows with their labels, read from the table on disk without a copy.
+
+    Args:
+        table: What `tokenise` made.
+        labels: The label of each row, [rows] or [rows, classes].
+    """
+
+    def __init__(self, table: Any, labels: np.ndarray) -> None:
+        self.table, self.labels = table, labels
+        self._columns = {name: _Lists(table.data.column(name)) for name in table.column_names}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {
+            **{name: column[number] for name, column in self._columns.items()},
+            "labels": self.labels[number],
+        }
+
+    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
+        return [self[number] for number in numbers]
+
+    def __reduce__(self) -> tuple[type[TokenRows], tuple[Any, np.ndarray]]:
+        return TokenRows, (self.table, self.labels)  # another process maps the file itself
+
+
+class _Lists:
+    """A column of lists of numbers."""
+
+    def __init__(self, column: Any) -> None:
+        chunks = [chunk for chunk in column.chunks if len(chunk)]
+        self._values = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
+        self._offsets = [chunk.offsets.to_numpy() for chunk in chunks]
+        self._ends = np.cumsum([len(chunk) for chunk in chunks])
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        chunk = int(self._ends.searchsorted(number, side="right")) if len(self._ends) > 1 else 0
+        offsets, row = self._offsets[chunk], number - (int(self._ends[chunk - 1]) if chunk else 0)
+        values: np.ndarray = self._values[chunk][offsets[row] : offsets[row + 1]]
+        return values
+
+
+class Padding:
+    """Rows of tokens -> one batch, padded to its longest row on the tokenizer's side.
+
+    The tokenizer's own `pad` does the same in ten times the time, which a card would spend waiting.
+
+    Args:
+        tokenizer: The model's tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._fill = {
+            "input_ids": tokenizer.pad_token_id,
+            "token_type_ids": tokenizer.pad_token_type_id,
+        }
+        self._left = tokenizer.padding_side == "left"
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        lengths = [len(row["input_ids"]) for row in rows]
+        longest = max(lengths)
+        spans = [slice(longest - n, longest) if self._left else slice(0, n) for n in lengths]
+        arrays = {"attention_mask": np.zeros((len(rows), longest), dtype=np.int64)}
+        for span, mask in zip(spans, arrays["attention_mask"], strict=True):
+            mask[span] = 1
+        for name in rows[0]:
+            if name == "labels":
+                arrays[name] = np.asarray([row[name] for row in rows])
+                continue
+            arrays[name] = np.full((len(rows), longest), self._fill.get(name, 0), dtype=np.int64)
+            for row, span, line in zip(rows, spans, arrays[name], strict=True):
+                line[span] = row[name]
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def tokenise(

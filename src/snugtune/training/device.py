@@ -142,9 +142,11 @@ class MemoryMeter:
         if self.device.gpu_index is not None and now - self._asked >= _NVML_SECONDS:
             self._process_bytes = hardware.process_memory_bytes(self.device.gpu_index, os.getpid())
             self._asked = now
+        # As a nested dictionary: the flat one costs a tenth of a millisecond more, at every update.
+        found = torch.cuda.memory.memory_stats_as_nested_dict(self.device.torch)
         memory = Memory(
-            allocated_bytes=torch.cuda.max_memory_allocated(self.device.torch),
-            reserved_bytes=torch.cuda.max_memory_reserved(self.device.torch),
+            allocated_bytes=found["allocated_bytes"]["all"]["peak"],
+            reserved_bytes=found["reserved_bytes"]["all"]["peak"],
             process_bytes=self._process_bytes,
         )
         torch.cuda.reset_peak_memory_stats(self.device.torch)

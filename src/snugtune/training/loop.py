@@ -125,7 +125,7 @@ class _Run:
         self.processes, self.folder = processes, folder
         self.task = prepared.task
         self.decisions = decide(config, device_name=device.name, capability=device.capability)
-        self.decisions.append(choose_workers(config.data.workers, on_card=device.is_cuda))
+        self.decisions.append(choose_workers(config.data.workers, on_card=device.is_cuda, task=config.task))
         self.step = build_step(config, self._decided, self.task, device=device, processes=processes)
         interacting = [*self.step.interacting, *(["the loss"] if self.task.samples_interact else [])]
         self.decisions.append(decide_passes(config, interacting=interacting, processes=processes.count))
