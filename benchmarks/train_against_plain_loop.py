@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import torch
 from step_against_plain_loop import write_sentences
@@ -31,6 +32,8 @@ from snugtune.data.batching import Batch, Plan, Updates
 from snugtune.data.demo import demo_model
 from snugtune.record import read_record
 from snugtune.runfile import load_config
+from snugtune.tasks.pretrained import quiet_transformers
+from snugtune.training import checkpoints, loop
 from snugtune.units import parse_size
 
 _WARM_UP = 3
@@ -60,62 +63,71 @@ def build_model(name: str, folder: Path) -> Path:
     return folder / name
 
 
-def plain_seconds(model_folder: Path, batches: Sequence[Batch], precision: str, labels: int) -> list[float]:
-    """Seconds of each update that counts, by the loop that people write by hand."""
-    from transformers import AutoModelForSequenceClassification
+class PlainLoop:
+    """The loop that people write by hand."""
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = AutoModelForSequenceClassification.from_pretrained(
-        model_folder, num_labels=labels, dtype=torch.float32
-    )
-    model.to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.01, fused=True)
-    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
-    began = 0.0
-    for number, batch in enumerate(batches):
-        if number == _WARM_UP:
-            wait()
-            began = time.perf_counter()
-        on_device = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
-        with torch.autocast(device.type, dtype=half, enabled=half is not None):
-            loss = model(**on_device).loss
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-    wait()
-    counted = len(batches) - _WARM_UP
-    return [(time.perf_counter() - began) / counted] * counted
+    def __init__(self, model_folder: Path, precision: str, labels: int) -> None:
+        from transformers import AutoModelForSequenceClassification
+
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        with quiet_transformers():
+            self.model = AutoModelForSequenceClassification.from_pretrained(
+                model_folder, num_labels=labels, dtype=torch.float32
+            )
+        self.model.to(self.device).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-5, weight_decay=0.01, fused=True)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        self.half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
+
+    def seconds(self, batches: Sequence[Batch]) -> float:
+        """Seconds of an update."""
+        began = 0.0
+        for number, batch in enumerate(batches):
+            if number == _WARM_UP:
+                wait()
+                began = time.perf_counter()
+            on_device = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+            with torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None):
+                loss = self.model(**on_device).loss
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+        wait()
+        return (time.perf_counter() - began) / (len(batches) - _WARM_UP)
 
 
 def our_seconds(
-    folder: Path, model: Path, data: Path, precision: str, batch_size: int, updates: int
-) -> list[float]:
-    """Seconds of each update that counts, by `snugtune train`."""
-    output = folder / "run"
+    output: Path, model: Path, data: Path, precision: str, batch_size: int, updates: int
+) -> float:
+    """Seconds of an update by `snugtune train`, without the writing of checkpoint and model at the end."""
     shutil.rmtree(output, ignore_errors=True)
-    snugtune.train(
-        model=model,
-        data=data,
-        epochs=1,
-        batch_size=batch_size,
-        passes=1,
-        precision=precision,
-        output=output,
-        set={
-            "data.validation_fraction": 0.01,
-            "evaluation.every_updates": 10**6,
-            "checkpoints.every_minutes": None,
-            "training.seed": 1,
-        },
-        quiet=True,
-    )
+    with (
+        mock.patch.object(checkpoints, "save_checkpoint", lambda folder, step, position: folder),
+        mock.patch.object(loop, "finish_model", return_value={}),
+    ):
+        (output / "checkpoints").mkdir(parents=True)
+        (output / "config.yaml").touch()
+        snugtune.train(
+            model=model,
+            data=data,
+            epochs=1,
+            batch_size=batch_size,
+            passes=1,
+            precision=precision,
+            output=output,
+            set={
+                "data.validation_fraction": 0.01,
+                "evaluation.every_updates": 10**6,
+                "checkpoints.every_minutes": None,
+                "training.seed": 1,
+            },
+            quiet=True,
+        )
     lines = read_record(output / "record.jsonl").updates
-    shutil.rmtree(output)
-    return [line["seconds"] for line in lines[_WARM_UP:updates]]
+    return statistics.mean(line["seconds"] for line in lines[_WARM_UP:updates])
 
 
 def wait() -> None:
@@ -174,11 +186,13 @@ def main() -> None:
             rows = round(batch_size * options.updates / 0.99) + 8
             data = some_sentences(sentences, rows, folder / "some.csv")
             batches, labels = same_batches(model, data, batch_size)
+            plain = PlainLoop(model, precision, labels)
             pairs = []
             for _ in range(options.pairs):
-                theirs = plain_seconds(model, batches[: options.updates], precision, labels)
-                ours = our_seconds(folder, model, data, precision, batch_size, options.updates)
-                pairs.append((statistics.mean(theirs), statistics.mean(ours)))
+                theirs = plain.seconds(batches[: options.updates])
+                ours = our_seconds(folder / "run", model, data, precision, batch_size, options.updates)
+                pairs.append((theirs, ours))
+            del plain
             ratios = [theirs / ours for theirs, ours in pairs]
             results.append(
                 {
