@@ -137,11 +137,12 @@ def wait() -> None:
 
 
 def some_sentences(sentences: Path, rows: int, path: Path) -> Path:
-    """A CSV file of `rows` sentences, drawn at random."""
+    """A CSV file of `rows` sentences in random order, or of all if they are fewer."""
     with sentences.open(encoding="utf-8", newline="") as source:
         header, *lines = csv.reader(source)
     with path.open("w", encoding="utf-8", newline="") as out:
-        csv.writer(out).writerows([header, *random.Random(0).sample(lines, rows)])
+        random.Random(0).shuffle(lines)
+        csv.writer(out).writerows([header, *lines[:rows]])
     return path
 
 
@@ -183,8 +184,9 @@ def main() -> None:
         model = build_model(options.model, folder)
         sentences = write_sentences(folder)
         for batch_size, precision in itertools.product(options.batch_size, options.precision):
-            rows = round(batch_size * options.updates / 0.99) + 8
-            data = some_sentences(sentences, rows, folder / "some.csv")
+            data = some_sentences(
+                sentences, round(batch_size * options.updates / 0.99) + 8, folder / "some.csv"
+            )
             batches, labels = same_batches(model, data, batch_size)
             plain = PlainLoop(model, precision, labels)
             pairs = []

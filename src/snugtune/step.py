@@ -180,7 +180,7 @@ class Step:
         Raises:
             ProcessError: Another process could not compute its share.
         """
-        self.model.train()
+        self._set_training(True)
         samples = sum(_rows(batch) for batch in passes) if samples is None else samples
         counts = _count_tokens(passes)
         with self.processes.all_or_none(self._learning, counts):
@@ -213,10 +213,15 @@ class Step:
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, torch.Tensor]:
         """What the task wants to know of each row of one batch, on the CPU."""
-        self.model.eval()
+        self._set_training(False)
         with self._autocast():
             outputs = self.task.outputs(self.model, self._to_device(batch))
         return {name: value.to("cpu") for name, value in outputs.items()}
+
+    def _set_training(self, training: bool) -> None:
+        # Walking through all modules of a large model takes a millisecond.
+        if self.model.training != training:
+            self.model.train(training)
 
     def _run_passes(
         self, passes: Sequence[Batch], number: int, samples: int
