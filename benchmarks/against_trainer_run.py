@@ -22,7 +22,7 @@ from snugtune import tasks
 from snugtune.config import TrainingSettings
 from snugtune.record import read_record
 from snugtune.runfile import load_config
-from snugtune.step import Step, Updated, seeded
+from snugtune.step import Launched, Step, seeded
 from snugtune.tasks.pretrained import load_tokenizer
 from snugtune.training.schedule import learning_rate
 
@@ -127,14 +127,14 @@ def settings(job: Job, clock: Clock) -> dict[str, object]:
 
 def run_ours(job: Job, clock: Clock) -> dict[str, Any]:
     """Train with `snugtune.train`."""
-    real = Step.update
+    real = Step.launch
 
-    def timed(self: Step, *arguments: Any, number: int, **named: Any) -> Updated:
-        did = real(self, *arguments, number=number, **named)
+    def timed(self: Step, *arguments: Any, number: int, **named: Any) -> Launched:
+        launched = real(self, *arguments, number=number, **named)
         clock.updated(number + 1)
-        return did
+        return launched
 
-    Step.update = timed  # type: ignore[method-assign]
+    Step.launch = timed  # type: ignore[method-assign]
     result = snugtune.train(**everyday(job), set=settings(job, clock), quiet=True)
     updates = read_record(result.folder / "record.jsonl").updates
     return {
@@ -168,7 +168,7 @@ def run_trainer(job: Job, clock: Clock) -> dict[str, Any]:
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, share)
             return self.lr_scheduler
 
-    prepared = tasks.prepare(config.task, config)
+    prepared = tasks.prepare(config)
     rows: Any = prepared.train.rows
     with seeded(job.seed):
         model = prepared.task.build_model()
