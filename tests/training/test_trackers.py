@@ -219,6 +219,14 @@ def test_tensorboard_forgets_what_a_continued_run_computes_again(tmp_path):
     assert len(list((folder.path / "tensorboard").glob("*/hparams.yml"))) == 1
 
 
+def test_tensorboard_forgets_a_start_that_came_to_no_checkpoint(tmp_path):
+    config, folder = make_config("tensorboard"), make_folder(tmp_path / "run")
+    report(config, folder, updates=range(1, 8))
+    report(config, folder, updates=range(1, 4))
+    found = curves(folder.path / "tensorboard")
+    assert [update for update, _ in found["training/loss"]] == [1, 2, 3]
+
+
 def test_numbers_that_are_none_do_not_trouble_tensorboard(tmp_path):
     folder = make_folder(tmp_path / "run")
     with open_trackers(make_config("tensorboard"), folder) as trackers:

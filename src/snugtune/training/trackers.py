@@ -179,9 +179,9 @@ def _start(name: str, folder: RunFolder) -> Any:
     tracker: Any
     if name == "tensorboard":
         done = list_checkpoints(folder.checkpoints)
+        last = int(done[-1].name.removeprefix("update-")) if done else 0
         # What was shown of updates after the last checkpoint is void: they come again.
-        purge = {"purge_step": int(done[-1].name.removeprefix("update-")) + 1} if done else {}
-        tracker = tracking.TensorBoardTracker("tensorboard", str(folder.path), **purge)
+        tracker = tracking.TensorBoardTracker("tensorboard", str(folder.path), purge_step=last + 1)
     elif name == "wandb":
         place = {"dir": str(folder.path), "resume": "allow", "settings": {"console": "off"}}
         tracker = tracking.WandBTracker(os.environ.get("WANDB_PROJECT", _PROJECT), **known, **place)
