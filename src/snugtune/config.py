@@ -118,6 +118,8 @@ class TrainingSettings(_Settings):
     """Cap on the memory PyTorch may take on the card, such as "11 GiB" (2^30) or "11GB" (10^9)."""
     seed: int = Field(42, ge=0)
     """Start of all random numbers: new weights, order of the data, dropout, split."""
+    report_to: Literal["tensorboard", "wandb", "mlflow"] | None = None
+    """Show the numbers of the run in tensorboard, wandb or mlflow as well; null in none of them."""
 
 
 class EvaluationSettings(_Settings):
@@ -199,6 +201,7 @@ _HOW = frozenset(
         "training.pass_price",
         "training.checkpointed_layers",
         "training.budget",
+        "training.report_to",
         "checkpoints.every_minutes",
         "checkpoints.keep_last",
     }
@@ -243,13 +246,19 @@ def _flow(value: object) -> str:
 
 def differences(one: RunConfig, other: RunConfig) -> list[str]:
     """Dotted names of the settings by which two runs learn something different."""
-    flat_one, flat_other = dict(_flatten(one.model_dump())), dict(_flatten(other.model_dump()))
+    flat_one, flat_other = dict(flatten(one.model_dump())), dict(flatten(other.model_dump()))
     return [name for name in known_names() if name not in _HOW and flat_one.get(name) != flat_other.get(name)]
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted name and the value of each setting.
+
+    Args:
+        values: A dumped configuration.
+        prefix: What its names begin with.
+    """
     for name, value in values.items():
         if isinstance(value, dict) and prefix + name not in known_names():
-            yield from _flatten(value, f"{prefix}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
