@@ -262,3 +262,45 @@ def test_wandb_writes_below_the_folder_of_the_run(tmp_path, monkeypatch):
     content = file.read_bytes()
     for words in (b"training/loss", b"evaluation/accuracy", b"training.batch_size"):
         assert words in content
+
+
+# A whole run
+
+
+def test_a_run_that_is_interrupted_shows_each_update_once(tiny_model, tmp_path, monkeypatch):
+    import snugtune
+
+    rows = [f"the film was {'very ' * (n % 7)}{'good' if n % 2 else 'bad'},{n % 2}" for n in range(40)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+
+    def train() -> Any:
+        return snugtune.train(
+            model=tiny_model,
+            data=tmp_path / "reviews.csv",
+            batch_size=8,
+            epochs=2,
+            output=tmp_path / "run",
+            quiet=True,
+            set={"training.report_to": "tensorboard", "data.validation_fraction": 0.2},
+        )
+
+    with monkeypatch.context() as patch:
+        real = TrackedRecord.write
+
+        def interrupt(self: TrackedRecord, kind: str, /, **fields: Any) -> None:
+            real(self, kind, **fields)
+            if kind == "update" and fields["update"] == 6:
+                raise KeyboardInterrupt
+
+        patch.setattr(TrackedRecord, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train()
+    result = train()
+    assert result.status == "finished"
+    found = curves(result.folder / "tensorboard")
+    record = read_record(result.folder / "record.jsonl")
+    assert [update for update, _ in found["training/loss"]] == [1, 2, 3, 4, 5, 6, 7, 8]
+    losses = [line["loss"] for line in record.updates]
+    assert [loss for _, loss in found["training/loss"]] == pytest.approx(losses)
+    accuracies = [(line["update"], line["metrics"]["accuracy"]) for line in record.evaluations]
+    assert found["evaluation/accuracy"] == [(update, pytest.approx(value)) for update, value in accuracies]

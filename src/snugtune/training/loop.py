@@ -45,6 +45,7 @@ from snugtune.training.rates import Rates
 from snugtune.training.reports import Reports
 from snugtune.training.result import TrainResult
 from snugtune.training.schedule import learning_rate
+from snugtune.training.trackers import TrackedRecord, open_trackers
 from snugtune.units import show_count
 
 
@@ -76,10 +77,11 @@ def run_training(
         device = stack.enter_context(open_device(accelerator.device, budget_bytes=config.budget_bytes))
         several = "" if processes.alone else f", with {processes.count} processes"
         journal.say(f"run       {folder.path} on {describe(device, config.budget_bytes)}{several}")
+        trackers = stack.enter_context(open_trackers(config, folder, is_main=speaks))
         prepared = processes.first_here(lambda: prepare(config))
         for note in prepared.notes:
             journal.say(f"data      {note}")
-        record = stack.enter_context(RecordWriter(path))
+        record = stack.enter_context(TrackedRecord(path, trackers))
         try:
             with explained_out_of_memory(device, passes=config.training.passes):
                 run = _Run(config, prepared, device, processes, folder, record, journal)
