@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from snugtune.errors import DataError
 from snugtune.units import show_count
@@ -147,6 +147,30 @@ def read_json(path: Path) -> Dataset:
             raise no_rows(path) from error
         _refuse_broken(path, error)
         raise
+
+
+def json_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON file as they are written; `read_json` makes times of texts that look like them.
+
+    Args:
+        path: A file that `read_json` has read, or its gzipped form.
+
+    Raises:
+        DataError: An object goes over several lines.
+    """
+    whole = not _starts_as_object(path)
+    with _open(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as text:
+        if whole:
+            yield from json.load(text)
+            return
+        for number, line in enumerate(text, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                do = "write one JSON object per line, or one list of objects"
+                raise _broken_line(path, number, f"{error.msg} at column {error.colno}", do) from error
 
 
 def _starts_as_object(path: Path) -> bool:
