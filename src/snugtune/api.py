@@ -122,7 +122,7 @@ def evaluate(  # noqa: PLR0913
         split: Which part, where the data has several; None takes "train".
         precision: auto, fp32, fp16 or bf16.
         json: Print one JSON object in the place of tables.
-        quiet: Print nothing.
+        quiet: Print nothing else.
 
     Raises:
         SnugtuneError: What is wrong, why, and what to do.
@@ -143,7 +143,7 @@ def evaluate(  # noqa: PLR0913
     with open_predictor(finished, rows=rows, quiet=quiet) as (predictor, on_rows, say):
         metrics, cut_off = evaluate_source(predictor, source, on_rows=on_rows)
     say_done(Predictions(cut_off=cut_off), finished, say)
-    if not quiet:
+    if json or not quiet:
         print_scores(metrics, finished.labels.names, run=run, data=data, rows=rows, as_json=json)
     return metrics
 
@@ -183,11 +183,13 @@ def predict(  # noqa: PLR0913
     Raises:
         SnugtuneError: What is wrong, why, and what to do.
     """
-    if (data is None) == (not texts):
+    for_data = {"text_column": text_column, "text_pair_column": text_pair_column, "split": split}
+    _check_asked(texts, data, useless=for_data if data is None else {"text_pairs": text_pairs})
+    if json and output not in (None, "-"):
         raise UsageError(
-            "a model answers either data or texts",
-            why="there is neither" if data is None else "both are given",
-            do="give --data or --text (in Python: data or texts)",
+            f"--json and --output {output} do not go together",
+            why="--json prints, and the name of a file decides its format",
+            do="leave one of them out; JSON lines are written into a file that ends in .jsonl",
         )
     _need_training("predicting")
     from snugtune.data.writers import check_output
@@ -265,6 +267,25 @@ def install_line(package: str, *, fallback: bool = False) -> str | None:
     if not fallback:
         return str(line)
     return None if line.fallback is None else environment.shell_line(line.fallback)
+
+
+def _check_asked(
+    texts: Sequence[str] | None, data: str | Path | None, *, useless: Mapping[str, object]
+) -> None:
+    """Refuse a question without texts or with two kinds of them, and what could have no effect."""
+    if (data is None) == (not texts):
+        raise UsageError(
+            "a model answers either data or texts",
+            why="there is neither" if data is None else "both are given",
+            do="give --data or --text (in Python: data or texts)",
+        )
+    for name, value in useless.items():
+        if value is not None:
+            given = "texts" if data is None else "data"
+            flag = "--" + name.removesuffix("s").replace("_", "-")
+            raise UsageError(
+                f"{flag} has no effect on {given}", why="nothing would read it", do="leave it out"
+            )
 
 
 def _need_training(because: str = "training") -> None:

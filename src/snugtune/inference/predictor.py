@@ -60,7 +60,7 @@ class Predictor:
     ) -> None:
         self.run, self.say = run, say
         self._tokenizer = load_tokenizer(run.config.model)
-        task = build_task(run.config, run.labels, self._tokenizer, run.max_length, None)
+        task = build_task(run.config, run.labels, self._tokenizer, run.max_length, None, new_head=False)
         try:
             self.step = Step(task, Choices(precision=precision), Hyperparameters(), device=device)
         except torch.OutOfMemoryError as error:
