@@ -171,6 +171,24 @@ def test_ctrl_c_leaves_nothing_half_written(shell, finished, new, tmp_path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
 
 
+@pytest.mark.parametrize("command", [["predict", "--text", "a"], ["evaluate", "--data", "a.csv"]])
+def test_without_torch_they_say_what_to_install(finished, tmp_path, command):
+    light = tmp_path / "light.py"
+    light.write_text(
+        "import sys\n"
+        "for name in 'torch numpy transformers datasets pyarrow torchmetrics'.split():\n"
+        "    sys.modules[name] = None\n"
+        "from snugtune.cli import main\n"
+        "main()\n"
+    )
+    name, *flags = command
+    arguments = [sys.executable, str(light), name, str(finished("single")), *flags]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert 'pip install "snugtune[train]"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_reader_that_goes_away_is_no_error(finished, new):
     command = [sys.executable, "-m", "snugtune", "predict", str(finished("single")), "--data", str(new)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -23,6 +23,10 @@ from snugtune.units import show_count
 # Rows that are tokenised, sorted by length and kept in memory together. More of them pad less.
 WINDOW_ROWS = 4096
 
+# A CPU gains nothing from large passes, and loses its caches: with MiniLM on one core, 143 texts of up to 45
+# tokens in a second with 1,024 positions in a pass, 112 with 4,096 (docs/log.md).
+_CPU_POSITIONS = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
@@ -69,6 +73,8 @@ class Predictor:
         rows = ceil(settings.batch_size / (settings.passes if isinstance(settings.passes, int) else 1))
         # A pass of the training had up to so many positions and fitted, and keeps less without gradients.
         self._positions = rows * run.max_length
+        if device.type == "cpu":
+            self._positions = min(self._positions, _CPU_POSITIONS)
 
     def windows(self, table: Any, columns: Columns, *, on_rows: Callable[[int], None]) -> Iterator[Window]:
         """Read a table.
