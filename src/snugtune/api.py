@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -196,6 +195,7 @@ def predict(  # noqa: PLR0913
     from snugtune.inference.runs import open_run
     from snugtune.inference.sources import open_source, source_of_texts
     from snugtune.inference.tables import STANDARD_OUTPUT, predict_source
+    from snugtune.training.console import console
     from snugtune.training.finished import open_predictor, say_done
 
     if output is not None and output != STANDARD_OUTPUT:
@@ -207,7 +207,7 @@ def predict(  # noqa: PLR0913
         source = open_source(
             finished, data, split=split, text=text_column, text_pair=text_pair_column, labels=()
         )
-    printing = output == STANDARD_OUTPUT and sys.stdout.isatty()  # then the rows show how far it is
+    printing = output == STANDARD_OUTPUT and console().is_terminal  # then the rows show how far it is
     rows = 0 if printing or data is None else len(source.table)
     with open_predictor(finished, rows=rows, quiet=quiet) as (predictor, on_rows, say):
         done = predict_source(predictor, source, output=output, as_json=json, on_rows=on_rows)

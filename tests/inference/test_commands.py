@@ -199,6 +199,17 @@ def test_a_reader_that_goes_away_is_no_error(finished, new):
     assert b"BrokenPipe" not in err
 
 
+@pytest.mark.parametrize(("redirection", "part"), [(">&-", "it is closed"), ("> /dev/full", "No space left")])
+def test_a_standard_output_that_cannot_be_written_is_an_error_with_words(finished, new, redirection, part):
+    command = f'"$0" -m snugtune predict "$1" --data "$2" {redirection}'
+    arguments = ["sh", "-c", command, sys.executable, str(finished("single")), str(new)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 def test_in_a_terminal_there_is_a_bar(finished, new, tmp_path):
     import pty
 

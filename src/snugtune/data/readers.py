@@ -191,7 +191,7 @@ def _read_file(path: Path) -> Dataset:
     if path.stat().st_size == 0:
         raise no_rows(path)
     if kind == "parquet":
-        return Dataset.from_parquet(glob.escape(str(path)))
+        return Dataset.from_parquet(glob.escape(str(path.absolute())))
     return read_json(path) if kind == "json" else read_delimited(path, kind)
 
 

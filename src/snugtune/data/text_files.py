@@ -47,7 +47,7 @@ def read_delimited(path: Path, delimiter: str) -> Dataset:
     if rows == 0:
         raise no_rows(path)
     table = Dataset.from_csv(
-        glob.escape(str(path)),
+        glob.escape(str(path.absolute())),
         features=Features({name: Value("string") for name in names}),
         column_names=names,
         header=0,
@@ -141,7 +141,7 @@ def read_json(path: Path) -> Dataset:
         # The fast reader crashes the process on a null, and makes a column of anything else.
         _refuse_broken(path)
     try:
-        return Dataset.from_json(glob.escape(str(path)))
+        return Dataset.from_json(glob.escape(str(path.absolute())))
     except Exception as error:
         if "corresponds to no data" in str(error):
             raise no_rows(path) from error

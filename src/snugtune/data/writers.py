@@ -125,8 +125,15 @@ def standard_output() -> Iterator[TextIO]:
     """The standard output for data: UTF-8 with the line ends as they are, also where a terminal has others.
 
     When its reader goes away (`| head`), the block ends without an error.
+
+    Raises:
+        DataError: It is closed, or cannot be written.
     """
     stream = sys.stdout
+    if stream is None:
+        raise DataError(
+            "cannot write the standard output", why="it is closed", do="open it, or name a file with --output"
+        )
     binary = None if stream.isatty() else getattr(stream, "buffer", None)
     stream.flush()
     text: Any = stream if binary is None else _text(binary)
@@ -134,12 +141,19 @@ def standard_output() -> Iterator[TextIO]:
         yield text
         text.flush()
     except BrokenPipeError:
-        # Python flushes the stream once more when it ends, which would fail again.
-        with Path(os.devnull).open("wb") as nobody:
-            os.dup2(nobody.fileno(), stream.fileno())
+        _forget(stream)
+    except OSError as error:
+        _forget(stream)
+        raise _cannot_write("the standard output", error) from error
     finally:
         if binary is not None:
             text.detach()
+
+
+def _forget(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere; Python flushes it when it ends, and would fail again."""
+    with Path(os.devnull).open("wb") as nobody:
+        os.dup2(nobody.fileno(), stream.fileno())
 
 
 def _text(binary: Any, encoding: str = "utf-8") -> io.TextIOWrapper:
@@ -256,12 +270,14 @@ def _explained(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"cannot write {output}",
-            why=str(error.strerror or error),
-            do="make room, or give another --output",
-        ) from error
+        raise _cannot_write(output, error) from error
     except pa.ArrowException as error:
         raise DataError(
             f"cannot write {output}", why=" ".join(str(error).split())[:300], do="give an --output in .jsonl"
         ) from error
+
+
+def _cannot_write(output: str | Path, error: OSError) -> DataError:
+    return DataError(
+        f"cannot write {output}", why=str(error.strerror or error), do="make room, or give another --output"
+    )

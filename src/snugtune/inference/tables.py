@@ -69,7 +69,11 @@ def evaluate_source(
         separator=predictor.run.config.data.label_separator,
         where=source.name,
     )
-    windows = list(predictor.windows(source.table, source.columns, on_rows=on_rows))
+    try:
+        windows = list(predictor.windows(source.table, source.columns, on_rows=on_rows))
+    except KeyboardInterrupt:
+        predictor.say("interrupted: there are scores only when all rows are read")
+        raise
     outputs = {"logits": torch.cat([window.logits for window in windows]), "labels": torch.from_numpy(labels)}
     return predictor.step.task.measure(outputs), sum(window.cut_off for window in windows)
 
