@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -185,3 +186,28 @@ def test_the_standard_output_is_utf8_whatever_the_locale(capfdbinary, kind, text
     with open_standard_output(kind) as write:
         write(pa.table({"t": ["好"]}), pa.table({"n": [1]}))
     assert capfdbinary.readouterr().out.decode() == text
+
+
+def print_something() -> None:
+    with open_standard_output(".csv") as write:
+        write(pa.table({"t": ["a" * 100_000]}), pa.table({"n": [1]}))
+
+
+def test_a_standard_output_that_cannot_be_written_is_an_error_with_words(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(DataError, match="it is closed"):
+        print_something()
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(DataError, match="No space left"):
+            print_something()
+        full.write("what Python still has when it ends")  # goes nowhere, and does not fail
+
+
+def test_a_reader_that_goes_away_is_no_error(monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        print_something()
+        pipe.write("what Python still has when it ends")
