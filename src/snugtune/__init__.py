@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from snugtune.api import demo as demo
+    from snugtune.api import evaluate as evaluate
     from snugtune.api import install_line as install_line
+    from snugtune.api import predict as predict
     from snugtune.api import show_config as show_config
     from snugtune.api import train as train
     from snugtune.errors import SnugtuneError as SnugtuneError
+    from snugtune.inference.tables import Predictions as Predictions
     from snugtune.tasks import Task as Task
     from snugtune.training.result import TrainResult as TrainResult
 
@@ -18,22 +21,28 @@ __version__ = "0.1.0"
 
 # Loaded on first use: importing the package must stay free of torch and pydantic.
 _HOMES = {
+    "Predictions": "snugtune.inference.tables",
     "SnugtuneError": "snugtune.errors",
     "Task": "snugtune.tasks",
     "TrainResult": "snugtune.training.result",
     "demo": "snugtune.api",
+    "evaluate": "snugtune.api",
     "install_line": "snugtune.api",
+    "predict": "snugtune.api",
     "show_config": "snugtune.api",
     "train": "snugtune.api",
 }
 
 __all__ = [
+    "Predictions",
     "SnugtuneError",
     "Task",
     "TrainResult",
     "__version__",
     "demo",
+    "evaluate",
     "install_line",
+    "predict",
     "show_config",
     "train",
 ]

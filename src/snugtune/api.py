@@ -8,11 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from snugtune.errors import UsageError
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from snugtune.config import RunConfig
-    from snugtune.tasks import Prepared, Task
+    from snugtune.inference.tables import Predictions
+    from snugtune.tasks import Metrics, Prepared, Task
     from snugtune.training.progress import Mode
     from snugtune.training.result import TrainResult
 
@@ -126,6 +129,123 @@ def show_config(
     return config.show_config(load_config(run_file, everyday=everyday, settings=set, examples=examples))
 
 
+def evaluate(  # noqa: PLR0913
+    run: str | Path,
+    data: str | Path,
+    *,
+    text_column: str | None = None,
+    text_pair_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    split: str | None = None,
+    precision: str = "auto",
+    json: bool = False,
+    quiet: bool = False,
+) -> Metrics:
+    """Measure the model of a finished run on data with labels; the scores are those of the training.
+
+    Args:
+        run: The run's folder.
+        data: File, folder saved by `datasets`, or hub id of a data set.
+        text_column: Column of the text; None takes that of the training data.
+        text_pair_column: The same for the second text.
+        label_column: The same for the label, or for the 0/1 columns of several labels.
+        split: Which part, where the data has several; None takes "train".
+        precision: auto, fp32, fp16 or bf16.
+        json: Print one JSON object in the place of tables.
+        quiet: Print nothing else.
+
+    Raises:
+        SnugtuneError: What is wrong, why, and what to do.
+    """
+    _need_training("evaluating")
+    from snugtune.inference.runs import open_run
+    from snugtune.inference.sources import open_source
+    from snugtune.inference.tables import Predictions, evaluate_source
+    from snugtune.training.finished import open_predictor, say_done
+    from snugtune.training.summary import print_scores
+
+    finished = open_run(Path(run), precision=precision)
+    labels = [label_column] if isinstance(label_column, str) else label_column
+    source = open_source(
+        finished, data, split=split, text=text_column, text_pair=text_pair_column, labels=labels
+    )
+    rows = len(source.table)
+    with open_predictor(finished, rows=rows, quiet=quiet) as (predictor, on_rows, say):
+        metrics, cut_off = evaluate_source(predictor, source, on_rows=on_rows)
+    say_done(Predictions(cut_off=cut_off), finished, say)
+    if json or not quiet:
+        print_scores(metrics, finished.labels.names, run=run, data=data, rows=rows, as_json=json)
+    return metrics
+
+
+def predict(  # noqa: PLR0913
+    run: str | Path,
+    *,
+    data: str | Path | None = None,
+    texts: Sequence[str] | None = None,
+    text_pairs: Sequence[str] | None = None,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    text_column: str | None = None,
+    text_pair_column: str | None = None,
+    split: str | None = None,
+    precision: str = "auto",
+    json: bool = False,
+    quiet: bool = False,
+) -> Predictions:
+    """Ask the model of a finished run about every row of a table, or about some texts.
+
+    Args:
+        run: The run's folder.
+        data: File, folder saved by `datasets`, or hub id of a data set.
+        texts: Texts, in the place of data.
+        text_pairs: The second text of each, for a model of pairs.
+        output: File for the rows and their answers: .csv, .tsv, .jsonl or .parquet. "-" prints them as CSV;
+            None keeps the answers in memory.
+        overwrite: Replace a file that is there.
+        text_column: Column of the text; None takes that of the training data.
+        text_pair_column: The same for the second text.
+        split: Which part, where the data has several; None takes "train".
+        precision: auto, fp32, fp16 or bf16.
+        json: Print JSON lines in the place of CSV.
+        quiet: Print no messages.
+
+    Raises:
+        SnugtuneError: What is wrong, why, and what to do.
+    """
+    for_data = {"text_column": text_column, "text_pair_column": text_pair_column, "split": split}
+    _check_asked(texts, data, useless=for_data if data is None else {"text_pairs": text_pairs})
+    if json and output not in (None, "-"):
+        raise UsageError(
+            f"--json and --output {output} do not go together",
+            why="--json prints, and the name of a file decides its format",
+            do="leave one of them out; JSON lines are written into a file that ends in .jsonl",
+        )
+    _need_training("predicting")
+    from snugtune.data.writers import check_output
+    from snugtune.inference.runs import open_run
+    from snugtune.inference.sources import open_source, source_of_texts
+    from snugtune.inference.tables import STANDARD_OUTPUT, predict_source
+    from snugtune.training.console import console
+    from snugtune.training.finished import open_predictor, say_done
+
+    if output is not None and output != STANDARD_OUTPUT:
+        check_output(Path(output), source=data, overwrite=overwrite)
+    finished = open_run(Path(run), precision=precision)
+    if data is None:
+        source = source_of_texts(finished, texts or (), text_pairs)
+    else:
+        source = open_source(
+            finished, data, split=split, text=text_column, text_pair=text_pair_column, labels=()
+        )
+    printing = output == STANDARD_OUTPUT and console().is_terminal  # then the rows show how far it is
+    rows = 0 if printing or data is None else len(source.table)
+    with open_predictor(finished, rows=rows, quiet=quiet) as (predictor, on_rows, say):
+        done = predict_source(predictor, source, output=output, as_json=json, on_rows=on_rows)
+    say_done(done, finished, say)
+    return done
+
+
 def demo(output: str | Path = "runs/demo", *, quiet: bool = False) -> TrainResult:
     """Fine-tune a real pretrained model on real news articles, and ask it three questions.
 
@@ -136,7 +256,7 @@ def demo(output: str | Path = "runs/demo", *, quiet: bool = False) -> TrainResul
     Raises:
         MissingDependency: The packages of the demo are not installed.
     """
-    from snugtune.data.demo import QUESTIONS, demo_model, write_articles
+    from snugtune.data.demo import EXPLANATION, FAREWELL, INTRODUCTION, QUESTIONS, demo_model, write_articles
     from snugtune.training.console import console
 
     out = console()
@@ -144,7 +264,7 @@ def demo(output: str | Path = "runs/demo", *, quiet: bool = False) -> TrainResul
     folder = Path(output)
     model = demo_model()
     articles = write_articles(folder.with_name(f"{folder.name}-data") / "articles.csv")
-    out.print(_INTRODUCTION.format(rows=articles.rows, copies=articles.copies, path=articles.path))
+    out.print(INTRODUCTION.format(rows=articles.rows, copies=articles.copies, path=articles.path))
     result = train(
         model=model,
         data=articles.path,
@@ -155,10 +275,10 @@ def demo(output: str | Path = "runs/demo", *, quiet: bool = False) -> TrainResul
         set={"data.validation_fraction": 0.25},
     )
     if result.model_folder is not None and not quiet:
-        out.print(_EXPLANATION.format(accuracy=result.metrics["accuracy"], model=result.model_folder))
+        out.print(EXPLANATION.format(accuracy=result.metrics["accuracy"], model=result.model_folder))
         for text, label in zip(QUESTIONS, _ask(result.model_folder, QUESTIONS), strict=True):
             out.print(f"  {label:<14} {text}")
-        out.print(_FAREWELL.format(model=result.model_folder, data=articles.path))
+        out.print(FAREWELL.format(model=result.model_folder, data=articles.path))
     return result
 
 
@@ -180,14 +300,33 @@ def install_line(package: str, *, fallback: bool = False) -> str | None:
     return None if line.fallback is None else environment.shell_line(line.fallback)
 
 
-def _need_training() -> None:
+def _check_asked(
+    texts: Sequence[str] | None, data: str | Path | None, *, useless: Mapping[str, object]
+) -> None:
+    """Refuse a question without texts or with two kinds of them, and what could have no effect."""
+    if (data is None) == (not texts):
+        raise UsageError(
+            "a model answers either data or texts",
+            why="there is neither" if data is None else "both are given",
+            do="give --data or --text (in Python: data or texts)",
+        )
+    for name, value in useless.items():
+        if value is not None:
+            given = "texts" if data is None else "data"
+            flag = "--" + name.removesuffix("s").replace("_", "-")
+            raise UsageError(
+                f"{flag} has no effect on {given}", why="nothing would read it", do="leave it out"
+            )
+
+
+def _need_training(because: str = "training") -> None:
     """Say what to install before anything heavy is imported."""
     from snugtune.errors import need
     from snugtune.hub import quiet_hub
 
     quiet_hub()
     for module in ("torch", "transformers", "datasets", "accelerate", "torchmetrics"):
-        need(module, extra="train", because="training")
+        need(module, extra="train", because=because)
 
 
 def _ask(model: Path, texts: Sequence[str]) -> list[str]:
@@ -198,29 +337,3 @@ def _ask(model: Path, texts: Sequence[str]) -> list[str]:
     with quiet_transformers():
         classify = pipeline("text-classification", str(model))
         return [answer["label"] for answer in classify(list(texts))]
-
-
-_INTRODUCTION = """\
-This demo teaches a small language model to sort news articles.
-
-- The model, MiniLM, has read a lot of English, but does not know what a news section is.
-- It sees {rows:,} articles of five sections (business, entertainment, politics, sports, tech); {copies} exact
-  copies were left out. They lie in {path}; have a look.
-- One article in four is kept back. The model never learns from these; they show what it can do.
-"""
-
-_EXPLANATION = """
-What this means: of the articles that it had never seen, the model puts {accuracy:.0%} into the right section.
-"loss" above is how wrong it was while it learnt; it should fall. Now three sentences from elsewhere:
-"""
-
-_FAREWELL = """
-The model lies in {model}. Use it from Python:
-
-  from transformers import pipeline
-  print(pipeline("text-classification", "{model}", truncation=True)("Write a text here."))
-
-Train your own, from a CSV file with a column of texts and a column of labels:
-
-  snugtune train --model {model} --data reviews.csv
-"""

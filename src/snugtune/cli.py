@@ -93,6 +93,86 @@ def train(
         raise typer.Exit(130)
 
 
+_Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as runs/reviews.")]
+_TextColumn = Annotated[str | None, typer.Option(help="Column with the text. Default: that of the training.")]
+_PairColumn = Annotated[str | None, typer.Option(help="Column with the second text. Default: the same.")]
+_Split = Annotated[str | None, typer.Option(help="Part of a data set that has several. Default: train.")]
+_Precision = Annotated[str, typer.Option(help="auto, fp32, fp16 or bf16.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no messages but errors.")]
+
+
+@app.command()
+def evaluate(
+    run: _Run,
+    data: Annotated[
+        str, typer.Option(help="CSV, TSV, JSONL, JSON, Parquet, folder, or hub id, with labels.")
+    ],
+    text_column: _TextColumn = None,
+    text_pair_column: _PairColumn = None,
+    label_column: Annotated[
+        list[str] | None, typer.Option(help="Column with the label; several: 0/1 columns.")
+    ] = None,
+    split: _Split = None,
+    precision: _Precision = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quiet: _Quiet = False,
+) -> None:
+    """Measure a finished model on data that it has not seen."""
+    api.evaluate(
+        run,
+        data,
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column or None,
+        split=split,
+        precision=precision,
+        json=json,
+        quiet=quiet,
+    )
+
+
+@app.command()
+def predict(
+    run: _Run,
+    data: Annotated[
+        str | None, typer.Option(help="CSV, TSV, JSONL, JSON, Parquet, folder, or hub id.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text, in the place of data; may be repeated.")
+    ] = None,
+    text_pair: Annotated[
+        list[str] | None, typer.Option(help="The second text of each, for a model of pairs.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="File for the answers: .csv, .tsv, .jsonl, .parquet. Default: printed.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that is there.")] = False,
+    text_column: _TextColumn = None,
+    text_pair_column: _PairColumn = None,
+    split: _Split = None,
+    precision: _Precision = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    quiet: _Quiet = False,
+) -> None:
+    """Let a finished model answer rows of a table, or texts."""
+    done = api.predict(
+        run,
+        data=data,
+        texts=text,
+        text_pairs=text_pair,
+        output=output or ("-" if data or json else None),
+        overwrite=overwrite,
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        split=split,
+        precision=precision,
+        json=json,
+        quiet=quiet,
+    )
+    for line in done.lines(text or []):
+        typer.echo(line)
+
+
 @app.command()
 def demo(
     output: Annotated[str, typer.Option(help="Folder of the run.")] = "runs/demo",

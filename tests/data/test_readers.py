@@ -285,3 +285,18 @@ def test_undecidable_columns_are_listed(names: str, asked: dict[str, Any], parts
     assert [part for part in ["reviews.csv", *parts] if part not in str(caught.value)] == [], str(
         caught.value
     )
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_folder_with_the_signs_of_patterns_is_a_folder(tmp_path, monkeypatch, name):
+    folder = tmp_path / "a [1] *"
+    folder.mkdir()
+    if name.endswith("parquet"):
+        from datasets import Dataset
+
+        Dataset.from_dict({"text": ["x"]}).to_parquet(str(folder / name))
+    else:
+        (folder / name).write_text('{"text": "x"}\n' if name.endswith("l") else "text\nx\n")
+    monkeypatch.chdir(folder)
+    assert read_table(name)["text"][:] == ["x"]
+    assert read_table(folder / name)["text"][:] == ["x"]

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from snugtune.data.text_files import no_rows, read_delimited, read_json
+from snugtune.data.text_files import json_objects, no_rows, read_delimited, read_json
 from snugtune.errors import DataError, SnugtuneError, UsageError
 from snugtune.hub import hub_errors, is_local
 
@@ -110,7 +110,7 @@ def find_columns(
     for role, wanted in asked.items():
         for name in wanted:
             if name is not None and name not in names:
-                raise _no_column(name, names, role, where)
+                raise no_column(name, names, role, where)
     taken = {text, text_pair, *(labels or [])}
     free = {name.lower(): name for name in names if name not in taken}
     if not labels and (found := next((free[name] for name in _LABELS if name in free), None)):
@@ -150,7 +150,15 @@ def _usual_texts(free: Mapping[str, str]) -> tuple[str | None, str | None]:
     return single, None
 
 
-def _no_column(name: str, names: Sequence[str], role: str, where: str) -> UsageError:
+def no_column(name: str, names: Sequence[str], role: str, where: str) -> UsageError:
+    """The error for a column that is not there.
+
+    Args:
+        name: The column.
+        names: The columns that are there.
+        role: What it is for: "text", "text_pair" or "labels".
+        where: The table, for messages.
+    """
     lower = {known.lower(): known for known in names}
     near = [lower[found] for found in get_close_matches(name.lower(), lower, n=1)]
     return UsageError(
@@ -158,6 +166,16 @@ def _no_column(name: str, names: Sequence[str], role: str, where: str) -> UsageE
         why=f"its columns are {_listed(names)}",
         do=(f"did you mean {near[0]!r}? " if near else "") + f"name one of them with {_FLAGS[role]}",
     )
+
+
+def cells_as_written(source: str | Path) -> Iterator[dict[str, Any]] | None:
+    """The rows of a source in its order, where `read_table` changes cells; None where it does not.
+
+    Args:
+        source: What `read_table` has read.
+    """
+    path = Path(source).expanduser()
+    return json_objects(path) if path.is_file() and _format(path) == "json" else None
 
 
 def _read_file(path: Path) -> Dataset:
@@ -173,7 +191,7 @@ def _read_file(path: Path) -> Dataset:
     if path.stat().st_size == 0:
         raise no_rows(path)
     if kind == "parquet":
-        return Dataset.from_parquet(glob.escape(str(path)))
+        return Dataset.from_parquet(glob.escape(str(path.absolute())))
     return read_json(path) if kind == "json" else read_delimited(path, kind)
 
 

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from snugtune.errors import DataError
 from snugtune.units import show_count
@@ -47,7 +47,7 @@ def read_delimited(path: Path, delimiter: str) -> Dataset:
     if rows == 0:
         raise no_rows(path)
     table = Dataset.from_csv(
-        glob.escape(str(path)),
+        glob.escape(str(path.absolute())),
         features=Features({name: Value("string") for name in names}),
         column_names=names,
         header=0,
@@ -141,12 +141,36 @@ def read_json(path: Path) -> Dataset:
         # The fast reader crashes the process on a null, and makes a column of anything else.
         _refuse_broken(path)
     try:
-        return Dataset.from_json(glob.escape(str(path)))
+        return Dataset.from_json(glob.escape(str(path.absolute())))
     except Exception as error:
         if "corresponds to no data" in str(error):
             raise no_rows(path) from error
         _refuse_broken(path, error)
         raise
+
+
+def json_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON file as they are written; `read_json` makes times of texts that look like them.
+
+    Args:
+        path: A file that `read_json` has read, or its gzipped form.
+
+    Raises:
+        DataError: An object goes over several lines.
+    """
+    whole = not _starts_as_object(path)
+    with _open(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as text:
+        if whole:
+            yield from json.load(text)
+            return
+        for number, line in enumerate(text, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                do = "write one JSON object per line, or one list of objects"
+                raise _broken_line(path, number, f"{error.msg} at column {error.colno}", do) from error
 
 
 def _starts_as_object(path: Path) -> bool:

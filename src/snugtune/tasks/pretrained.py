@@ -72,12 +72,13 @@ def load_tokenizer(settings: ModelSettings) -> Any:
     return tokenizer
 
 
-def load_model(auto_class: Any, settings: ModelSettings, **options: Any) -> Any:
+def load_model(auto_class: Any, settings: ModelSettings, *, new_head: bool = True, **options: Any) -> Any:
     """The pretrained model with fp32 weights on the CPU; a new head where the task needs one.
 
     Args:
         auto_class: One of transformers' Auto classes.
         settings: Which model.
+        new_head: Whether the head may be new; it answers at random until it is trained.
         options: What the head needs, such as num_labels.
 
     Raises:
@@ -93,12 +94,12 @@ def load_model(auto_class: Any, settings: ModelSettings, **options: Any) -> Any:
             **_source(settings),
             **options,
         )
-    _check_loaded(model, found, settings.name)
+    _check_loaded(model, found, settings.name, new_head=new_head)
     return model
 
 
-def _check_loaded(model: Any, found: dict[str, Any], name: str) -> None:
-    """Only a head may be new; a body of random numbers is not the pretrained model."""
+def _check_loaded(model: Any, found: dict[str, Any], name: str, *, new_head: bool) -> None:
+    """At most a head may be new; a body of random numbers is not the pretrained model."""
     sizes = [key[0] if isinstance(key, tuple) else key for key in found["mismatched_keys"]]
     body = model.base_model_prefix + "."
     wrong = [key for key in sizes if key.startswith(body)]
@@ -111,6 +112,12 @@ def _check_loaded(model: Any, found: dict[str, Any], name: str) -> None:
             do="take the config.json that belongs to these weights",
         )
     new = sorted({*sizes, *found["missing_keys"]})
+    if new and not new_head:
+        raise ModelError(
+            f"the model {name!r} lacks weights that it was trained with",
+            why=f"{new[0]} is not there or of another size; it would be random numbers",
+            do="put its own model.safetensors back",
+        )
     if new:
         _log.info("new weights, to be learnt from nothing: %s", ", ".join(new))
 

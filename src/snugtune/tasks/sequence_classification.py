@@ -89,7 +89,13 @@ def prepare(config: RunConfig) -> Prepared:
 
 
 def build_task(
-    config: RunConfig, labels: Labels, tokenizer: Any, limit: int, answers: np.ndarray | None
+    config: RunConfig,
+    labels: Labels,
+    tokenizer: Any,
+    limit: int,
+    answers: np.ndarray | None,
+    *,
+    new_head: bool = True,
 ) -> Task:
     """The task without its data.
 
@@ -99,6 +105,7 @@ def build_task(
         tokenizer: The model's tokenizer.
         limit: Longest text in tokens.
         answers: The training data's encoded labels, for balanced class weights; None without training data.
+        new_head: Whether the model's head may be new, to be trained.
 
     Raises:
         UsageError: A metric or class weight that this kind of labels does not have.
@@ -113,7 +120,7 @@ def build_task(
     weights = _class_weights(config, labels, answers)
     return Task(
         name="sequence-classification",
-        build_model=partial(_build_model, config, labels, tokenizer),
+        build_model=partial(_build_model, config, labels, tokenizer, new_head=new_head),
         collate=Padding(tokenizer),
         loss=partial(_loss, kind=labels.kind, weights=weights),
         outputs=_outputs,
@@ -179,13 +186,14 @@ def _texts(columns: Columns) -> list[str]:
     return [columns.text, columns.text_pair] if columns.text_pair else [columns.text]
 
 
-def _build_model(config: RunConfig, labels: Labels, tokenizer: Any) -> nn.Module:
+def _build_model(config: RunConfig, labels: Labels, tokenizer: Any, *, new_head: bool = True) -> nn.Module:
     from transformers import AutoModelForSequenceClassification
 
     names = labels.names or ("value",)
     model: Any = load_model(
         AutoModelForSequenceClassification,
         config.model,
+        new_head=new_head,
         num_labels=len(names),
         id2label=dict(enumerate(names)),
         label2id={name: number for number, name in enumerate(names)},

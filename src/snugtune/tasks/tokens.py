@@ -109,16 +109,7 @@ def tokenise(
     """
 
     def encode(cells: dict[str, list[str]]) -> dict[str, Any]:
-        texts = [list(map(str, cells[name])) for name in columns]
-        encoded = tokenizer(*texts, truncation=True, max_length=limit, return_attention_mask=False)
-        lengths = [len(ids) for ids in encoded["input_ids"]]
-        # Only the fast tokenizers tell what they cut; for the others a full row counts as cut.
-        cut = (
-            [bool(e.overflowing) for e in encoded.encodings]
-            if encoded.encodings
-            else np.equal(lengths, limit)
-        )
-        return {**encoded, "length": lengths, "cut": cut}
+        return encode_texts([list(map(str, cells[name])) for name in columns], tokenizer, limit=limit)
 
     # Two seconds of work need no bar, and a log file none at all.
     with quiet_datasets(show_bars=len(table) > 20_000 and sys.stderr.isatty()):
@@ -132,6 +123,24 @@ def tokenise(
     numbers = rows.select_columns(["length", "cut"]).with_format("numpy")[:]
     rows = rows.remove_columns(["length", "cut"])
     return rows, numbers["length"].astype(np.int64), float(numbers["cut"].mean())
+
+
+def encode_texts(texts: Sequence[list[str]], tokenizer: Any, *, limit: int) -> dict[str, Any]:
+    """Texts as tokens, in memory.
+
+    Args:
+        texts: The texts of all rows, and the second texts for pairs.
+        tokenizer: The model's tokenizer.
+        limit: Longest row in tokens; what is beyond is cut off.
+
+    Returns:
+        What the model reads, a list for each row; `length`, its tokens; `cut`, whether it was cut.
+    """
+    encoded = tokenizer(*texts, truncation=True, max_length=limit, return_attention_mask=False)
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    # Only the fast tokenizers tell what they cut; for the others a full row counts as cut.
+    cut = [bool(e.overflowing) for e in encoded.encodings] if encoded.encodings else np.equal(lengths, limit)
+    return {**encoded, "length": lengths, "cut": cut}
 
 
 def _fingerprint(table: Any, columns: Sequence[str], tokenizer: Any, limit: int) -> str:
