@@ -2,7 +2,7 @@
 
     python benchmarks/against_trainer.py --model minilm --batch-size 128 32 --seeds 3 --save table.json
     python benchmarks/against_trainer.py --model roberta-large --budget "11 GiB" --as-pascal \\
-        --trainer-accumulation 8 --passes 8
+        --batch-size 128 --trainer-accumulation 16 --pass-tokens 1024
 
 Timed is the training alone, from the end of the second update to the end of the last one, loading of batches
 included; reading, tokenising and evaluation are not. Every run has a process of its own, and the order of the
@@ -183,6 +183,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget", help="cap on the allocator, such as '11 GiB'")
     parser.add_argument("--as-pascal", action="store_true", help="no flash and no cuDNN attention")
     parser.add_argument("--passes", default="auto", help="passes of snugtune's updates")
+    parser.add_argument("--pass-tokens", type=int, help="most positions of a pass of snugtune's")
     parser.add_argument("--checkpointed-layers", default="0", help="checkpointed layers of snugtune")
     parser.add_argument("--trainer-accumulation", type=int, default=1, help="passes of the Trainer's updates")
     parser.add_argument("--trainer-checkpointing", action="store_true", help="its gradient checkpointing")

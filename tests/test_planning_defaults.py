@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 
 from snugtune.errors import HardwareError
-from snugtune.planning.defaults import choose_pass_price, choose_precision, decide, decide_passes
+from snugtune.planning.defaults import (
+    ModelSize,
+    choose_pass_price,
+    choose_precision,
+    choose_workers,
+    decide,
+    decide_passes,
+)
 from snugtune.runfile import load_config
 
 CARDS = {
@@ -50,10 +59,39 @@ def test_what_was_asked_for_is_taken():
     assert chosen["optimizer"] == ("sgd", "asked for")
 
 
-def test_a_pass_is_dearer_on_a_card_than_on_a_cpu_and_the_price_can_be_set():
-    prices = [choose_pass_price(None, capability=capability).value for capability in (None, (6, 1), (9, 0))]
-    assert prices[0] < prices[1] < prices[2]
-    assert choose_pass_price(7, capability=(6, 1)).value == 7
+MINILM, LARGE = ModelSize(parameters=10_600_000, tensors=103), ModelSize(parameters=303_000_000, tensors=391)
+
+
+def price(
+    size: ModelSize, capability: tuple[int, int] | None, precision: str = "fp32", **card: int
+) -> object:
+    return choose_pass_price(
+        None, size=size, precision=precision, capability=capability, **{"multiprocessors": None, **card}
+    ).value
+
+
+def test_a_pass_is_dearer_where_tokens_are_computed_faster():
+    pascal = {"capability": (6, 1), "multiprocessors": 28}  # a 1080 Ti
+    hopper = {"capability": (9, 0), "multiprocessors": 132}  # an H200
+    assert price(MINILM, None) == price(LARGE, None) == 96
+    assert 96 < price(LARGE, **pascal) < price(MINILM, **pascal) < price(MINILM, **hopper)
+    assert price(MINILM, **pascal) < 2000
+    assert 100 < price(LARGE, **hopper) < 2000
+    assert price(LARGE, **hopper, precision="fp16") == pytest.approx(16 * price(LARGE, **hopper), abs=16)
+    assert price(LARGE, **pascal, precision="fp16") == price(LARGE, **pascal)  # no tensor cores
+
+
+def test_the_price_of_a_pass_can_be_set():
+    decision = choose_pass_price(7, size=MINILM, precision="fp32", capability=(6, 1), multiprocessors=28)
+    assert (decision.value, decision.because) == (7, "asked for")
+
+
+def test_workers_are_started_where_they_help():
+    assert choose_workers("auto", on_card=False, task="own").value == 0
+    assert choose_workers("auto", on_card=True, task="sequence-classification").value == 0
+    assert choose_workers(3, on_card=False, task="sequence-classification").value == 3
+    expected = 2 if multiprocessing.get_start_method() == "fork" else 0
+    assert choose_workers("auto", on_card=True, task="own").value == expected
 
 
 def test_layers_in_which_samples_see_each_other_keep_one_pass_unless_asked():

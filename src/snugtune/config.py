@@ -95,7 +95,9 @@ class TrainingSettings(_Settings):
     """Forward and backward passes per update. auto cuts by length, so that little is padded; more passes
     need less memory. The result is the same."""
     pass_price: Annotated[int, Field(ge=0)] | None = None
-    """What one more pass costs, in tokens that could be computed in its time; null takes a usual value."""
+    """What one more pass costs, in tokens that could be computed in its time; null estimates it."""
+    pass_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most positions of a pass that auto cuts, padding included: fewer need less memory; null: no limit."""
     learning_rate: float = Field(5e-5, gt=0)
     """Highest learning rate, reached after warm-up."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
@@ -199,6 +201,7 @@ _HOW = frozenset(
         "data.workers",
         "training.passes",
         "training.pass_price",
+        "training.pass_tokens",
         "training.checkpointed_layers",
         "training.budget",
         "training.report_to",

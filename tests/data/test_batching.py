@@ -125,17 +125,26 @@ def cost(parts: list[np.ndarray], lengths: np.ndarray, price: int) -> int:
     return sum(len(part) * int(lengths[part].max()) + price for part in parts)
 
 
-@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=9), price=st.integers(0, 100))
-def test_no_other_cut_is_cheaper_than_the_one_by_tokens(sizes, price):
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=9),
+    price=st.integers(0, 100),
+    most=st.none() | st.integers(1, 200),
+)
+def test_no_other_cut_is_cheaper_than_the_one_by_tokens(sizes, price, most):
     lengths = np.array(sizes)
-    parts = cut_passes(np.arange(len(sizes)), lengths, passes=None, price_tokens=price)
+    parts = cut_passes(np.arange(len(sizes)), lengths, passes=None, price_tokens=price, most_tokens=most)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(sizes)))
     by_length = np.argsort(-lengths, kind="stable")
     every_cut = itertools.chain.from_iterable(
         itertools.combinations(range(1, len(sizes)), count) for count in range(len(sizes))
     )
-    cheapest = min(cost(np.split(by_length, cuts), lengths, price) for cuts in every_cut)
-    assert cost(parts, lengths, price) == cheapest
+    allowed = [
+        cut
+        for cut in (np.split(by_length, places) for places in every_cut)
+        if most is None or all(len(part) == 1 or cost([part], lengths, 0) <= most for part in cut)
+    ]
+    assert cost(parts, lengths, price) == min(cost(cut, lengths, price) for cut in allowed)
+    assert most is None or all(len(part) == 1 or cost([part], lengths, 0) <= most for part in parts)
 
 
 def test_where_a_pass_is_dear_there_is_one_and_where_it_is_free_nothing_is_padded():

@@ -50,6 +50,9 @@ class Examples:
 _UPDATES_PER_GROUP = 50
 
 
+_NEVER = np.iinfo(np.int64).max // 2  # a cost that nothing real has
+
+
 @lru_cache(maxsize=2)
 def _random_order(rows: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(rows)
@@ -83,7 +86,12 @@ def epoch_batches(
 
 
 def cut_passes(
-    row_numbers: np.ndarray, lengths: np.ndarray, *, passes: int | None, price_tokens: int
+    row_numbers: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    passes: int | None,
+    price_tokens: int,
+    most_tokens: int | None = None,
 ) -> list[np.ndarray]:
     """Cut the rows of one update into passes, each padded only to its own longest row.
 
@@ -95,32 +103,39 @@ def cut_passes(
         passes: So many passes of the same number of rows, or fewer when there are fewer rows. None takes the
             cut with the smallest cost: padded tokens of all passes, plus a price for each.
         price_tokens: What one more pass costs, in tokens that could be computed in its time.
+        most_tokens: Positions that a pass may have, padding included, unless it is a single row; read where
+            `passes` is None.
     """
     by_length = _longest_first(row_numbers, lengths)
     if not len(by_length):
         return []
     if passes is not None:
         return np.array_split(by_length, min(passes, len(by_length)))
-    return np.split(by_length, _cheapest_cuts(lengths[by_length], price_tokens))
+    return np.split(by_length, _cheapest_cuts(lengths[by_length], price_tokens, most_tokens))
 
 
 def _longest_first(row_numbers: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return row_numbers[np.argsort(-lengths[row_numbers], kind="stable")]
 
 
-def _cheapest_cuts(sizes: np.ndarray, price_tokens: int) -> list[int]:
+def _cheapest_cuts(sizes: np.ndarray, price_tokens: int, most_tokens: int | None) -> list[int]:
     """Where to cut rows that are sorted by size, the largest first: dynamic programming over the last cut.
 
-    Rows of one size stay together, so `bounds` are the places where the size changes. The best cost up to
-    `bounds[end]` is the smallest, over all earlier bounds, of the best cost up to there plus the rows between
-    them times the first size among them, plus the price.
+    The best cost up to `bounds[end]` is the smallest, over all earlier bounds, of the best cost up to there
+    plus the rows between them times the first size among them, plus the price. Without a limit rows of one
+    size stay together, so only the places where the size changes are bounds.
     """
-    bounds = np.concatenate([[0], np.flatnonzero(np.diff(sizes)) + 1, [len(sizes)]])
+    rows = len(sizes)
+    changes = np.flatnonzero(np.diff(sizes)) + 1 if most_tokens is None else np.arange(1, rows)
+    bounds = np.concatenate([[0], changes, [rows]])
     widths = sizes[bounds[:-1]]
     best = np.zeros(len(bounds), dtype=np.int64)
     cut_before = np.zeros(len(bounds), dtype=np.int64)
     for end in range(1, len(bounds)):
-        costs = best[:end] + (bounds[end] - bounds[:end]) * widths[:end]
+        positions = (bounds[end] - bounds[:end]) * widths[:end]
+        costs = best[:end] + positions
+        if most_tokens is not None:
+            costs[:-1][positions[:-1] > most_tokens] = _NEVER
         cut_before[end] = start = int(costs.argmin())
         best[end] = costs[start] + price_tokens
     cuts: list[int] = []
@@ -140,12 +155,14 @@ class Plan:
         batching: Who shares an update: "random" or "grouped" (rows of like length).
         passes: Passes of an update; None cuts by tokens.
         price_tokens: What a pass costs beside its tokens, in tokens.
+        most_tokens: Positions that a pass cut by tokens may have; None is no limit.
     """
 
     batch_size: int
     batching: str = "random"
     passes: int | None = None
     price_tokens: int = 0
+    most_tokens: int | None = None
 
 
 class Updates:
@@ -205,6 +222,7 @@ class Updates:
             self.examples.lengths,
             passes=self.plan.passes,
             price_tokens=self.plan.price_tokens,
+            most_tokens=self.plan.most_tokens,
         )
         return collate_passes(self.examples, passes, self.collate)
 

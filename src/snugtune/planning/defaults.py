@@ -19,7 +19,7 @@ class Decision:
 
 
 def decide(config: RunConfig, *, device_name: str, capability: tuple[int, int] | None) -> list[Decision]:
-    """The precision, the price of a pass and the optimizer of a run, with the reasons.
+    """The precision and the optimizer of a run, with the reasons.
 
     Args:
         config: The run's configuration.
@@ -32,7 +32,6 @@ def decide(config: RunConfig, *, device_name: str, capability: tuple[int, int] |
     optimizer = config.training.optimizer
     return [
         choose_precision(config.training.precision, device_name=device_name, capability=capability),
-        choose_pass_price(config.training.pass_price, capability=capability),
         Decision("optimizer", "adamw-fused", "the variant of AdamW with the smallest peak memory")
         if optimizer == "adamw"
         else Decision("optimizer", optimizer, "asked for"),
@@ -75,22 +74,61 @@ def choose_precision(requested: str, *, device_name: str, capability: tuple[int,
     )
 
 
-def choose_pass_price(requested: int | None, *, capability: tuple[int, int] | None) -> Decision:
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """What the time of a pass depends on.
+
+    Args:
+        parameters: Parameters outside of embeddings: each is multiplied with every token.
+        tensors: Parameter tensors: a pass launches kernels for each.
+    """
+
+    parameters: int
+    tensors: int
+
+
+# fp32 units of a multiprocessor: CUDA C++ Programming Guide, throughput of arithmetic instructions.
+_UNITS = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
+_USUAL_UNITS = 128
+_OPERATIONS_PER_SECOND = 2 * 1.5e9 * 0.75  # of a unit: multiply and add, at a usual clock, most of the time
+# Of a tensor's kernels, forward and backward: a pass of BERT-base, 201 tensors, takes an H200's host 30 ms.
+_LAUNCH_SECONDS = 1.2e-4
+# How much faster half precision is with tensor cores, from NVIDIA's data sheets; a usual card has 4.
+_TENSOR_CORES = {(7, 0): 8, (8, 0): 16, (9, 0): 16, (10, 0): 16}
+
+
+def choose_pass_price(
+    requested: int | None,
+    *,
+    size: ModelSize,
+    precision: str,
+    capability: tuple[int, int] | None,
+    multiprocessors: int | None,
+) -> Decision:
     """What one more pass costs, in tokens that could be computed in its time.
 
     Args:
-        requested: The number to take; None chooses one.
+        requested: The number to take; None estimates it.
+        size: The model's size.
+        precision: What it computes in.
         capability: Compute capability of the card; None without one.
+        multiprocessors: Multiprocessors of the card; None where unknown.
     """
     if requested is not None:
         return Decision("pass price", requested, "asked for")
-    if capability is None:
-        # Measured with MiniLM on 2 cores, 128 sentences per update: best from 64 to 256 (docs/log.md).
+    if capability is None or multiprocessors is None:
+        # Measured with MiniLM on 2 cores, 128 sentences per update: best from 64 to 256 (docs/log.md). What a
+        # pass costs there, adding to the gradients, grows with the model as its tokens do.
         return Decision("pass price", 96, "starting a pass costs a CPU little")
-    # Estimates: milliseconds of launches, times what such cards compute of a small model. On an H200, 1,024
-    # made a small model slower than one pass (docs/log.md).
-    price = 8192 if capability >= (8, 0) else 1024
-    return Decision("pass price", price, "a card waits for the kernels of a small pass to be launched")
+    units = multiprocessors * _UNITS.get(capability, _USUAL_UNITS)
+    speed = units * _OPERATIONS_PER_SECOND
+    if precision != "fp32" and capability >= (7, 0):
+        speed *= _TENSOR_CORES.get(capability, 4)
+    # Forward and backward take six operations for each parameter and token.
+    token_seconds = 6 * max(size.parameters, 1) / speed
+    price = round(size.tensors * _LAUNCH_SECONDS / token_seconds)
+    why = f"about {size.tensors * _LAUNCH_SECONDS * 1e3:.0f} ms to launch a pass of this model"
+    return Decision("pass price", price, f"{why}, in which the card could compute so many tokens")
 
 
 def decide_passes(config: RunConfig, *, interacting: list[str], processes: int = 1) -> Decision:

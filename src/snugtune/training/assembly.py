@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from snugtune.config import RunConfig
-from snugtune.data.batching import Plan, Updates
+from snugtune.data.batching import Examples, Plan, Updates
+from snugtune.planning.defaults import ModelSize
 from snugtune.processes import Processes
 from snugtune.step import Choices, Hyperparameters, Step
 from snugtune.tasks import Prepared, Task
@@ -43,6 +47,18 @@ def build_step(
     return Step(task, choices, hyperparameters, device=device.torch, processes=processes)
 
 
+def model_size(model: nn.Module) -> ModelSize:
+    """What the time of a model's pass depends on."""
+    tables = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+    sizes = [0 if id(parameter) in tables else parameter.numel() for parameter in model.parameters()]
+    return ModelSize(parameters=sum(sizes), tensors=len(sizes))
+
+
 def build_updates(
     config: RunConfig, decided: Mapping[str, Any], prepared: Prepared, *, processes: Processes
 ) -> Updates:
@@ -53,6 +69,7 @@ def build_updates(
         batching=settings.batching,
         passes=None if decided["passes"] == "auto" else decided["passes"],
         price_tokens=decided["pass price"],
+        most_tokens=settings.pass_tokens,
     )
     return Updates(
         prepared.train,
@@ -63,3 +80,11 @@ def build_updates(
         rank=processes.rank,
         processes=processes.count,
     )
+
+
+def evaluation_rows(plan: Plan, examples: Examples) -> int:
+    """Rows of an evaluation's pass: no more than a training pass may have, which always fits."""
+    rows = math.ceil(plan.batch_size / (plan.passes or 1))
+    if plan.most_tokens is None or plan.passes is not None:
+        return rows
+    return max(1, min(rows, plan.most_tokens // max(1, int(examples.lengths.max()))))

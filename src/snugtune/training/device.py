@@ -34,6 +34,7 @@ class Device:
         capability: Compute capability; None without a card.
         memory_bytes: Memory of the card; None without one.
         gpu_index: Its number for NVML; None without one or when unknown.
+        multiprocessors: Its multiprocessors; None without one.
     """
 
     torch: torch.device
@@ -41,6 +42,7 @@ class Device:
     capability: tuple[int, int] | None = None
     memory_bytes: int | None = None
     gpu_index: int | None = None
+    multiprocessors: int | None = None
 
     @property
     def is_cuda(self) -> bool:
@@ -78,6 +80,7 @@ def open_device(device: torch.device, *, budget_bytes: int | None) -> Iterator[D
             capability=capability,
             memory_bytes=found.total_memory,
             gpu_index=hardware.gpu_of_uuid(str(found.uuid)),
+            multiprocessors=found.multi_processor_count,
         )
     finally:
         if budget_bytes is not None:

@@ -20,13 +20,13 @@ from snugtune import environment, hardware, tasks
 from snugtune.config import RunConfig, show_config
 from snugtune.data.batching import Batch
 from snugtune.inference import measure
-from snugtune.planning.defaults import choose_workers, decide, decide_passes
+from snugtune.planning.defaults import choose_pass_price, choose_workers, decide, decide_passes
 from snugtune.processes import Processes
 from snugtune.record import RecordWriter
 from snugtune.step import Launched
 from snugtune.tasks import Metrics, Prepared, is_better
 from snugtune.training import checkpoints
-from snugtune.training.assembly import build_step, build_updates
+from snugtune.training.assembly import build_step, build_updates, evaluation_rows, model_size
 from snugtune.training.device import (
     Device,
     MemoryMeter,
@@ -127,10 +127,19 @@ class _Run:
         self.processes, self.folder = processes, folder
         self.task = prepared.task
         self.decisions = decide(config, device_name=device.name, capability=device.capability)
-        self.decisions.append(choose_workers(config.data.workers, on_card=device.is_cuda, task=config.task))
         self.step = build_step(config, self._decided, self.task, device=device, processes=processes)
         interacting = [*self.step.interacting, *(["the loss"] if self.task.samples_interact else [])]
-        self.decisions.append(decide_passes(config, interacting=interacting, processes=processes.count))
+        self.decisions += [
+            choose_pass_price(
+                config.training.pass_price,
+                size=model_size(self.step.model),
+                precision=self.step.choices.precision,
+                capability=device.capability,
+                multiprocessors=device.multiprocessors,
+            ),
+            decide_passes(config, interacting=interacting, processes=processes.count),
+            choose_workers(config.data.workers, on_card=device.is_cuda, task=config.task),
+        ]
         self.updates = build_updates(config, self._decided, prepared, processes=processes)
         self.every_updates = config.evaluation.every_updates or self.updates.per_epoch
         self.reports = Reports(record, journal, self.updates, every_updates=self.every_updates)
@@ -259,7 +268,7 @@ class _Run:
         metrics = measure(
             self.step,
             self.prepared.validation,
-            rows_per_pass=math.ceil(self.config.training.batch_size / (self.updates.plan.passes or 1)),
+            rows_per_pass=evaluation_rows(self.updates.plan, self.prepared.validation),
             on_pass=self.reports.evaluation_pass,
         )
         value = metrics[self.task.metric]
