@@ -16,6 +16,7 @@ from snugtune.errors import ProcessError
 from snugtune.processes import ALONE, Processes
 from snugtune.step import Choices, Hyperparameters, Step
 from snugtune.tasks import Task
+from snugtune.training.device import _leave
 
 
 class Net(nn.Module):
@@ -64,7 +65,7 @@ def update(
 
 
 def largest_difference(one: Any, other: Any) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
 
 
 def failure(together: Processes, where: int) -> str:
@@ -109,7 +110,7 @@ def main(folder: Path) -> None:
     together.share_buffers(model)
     seen["buffers"] = model.running_mean.tolist()
     (folder / f"{together.rank}.json").write_text(json.dumps(seen))
-    distributed.destroy_process_group()
+    _leave()
 
 
 if __name__ == "__main__":

@@ -275,3 +275,64 @@ def test_layers_in_which_samples_see_each_other_are_named():
     assert make_step(task).interacting == []
     normed = Task(**{**vars(task), "build_model": lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))})
     assert make_step(normed).interacting == ["BatchNorm1d"]
+
+
+def test_models_in_double_precision_learn():
+    task = make_task("single")
+    double = Task(**{**vars(task), "build_model": lambda: Net(3, 0.0).double(), "loss": double_loss})
+    step = make_step(double, choices=Choices())
+    before = weights(step)
+    assert step.update([make_batch("single", 12)], number=0, learning_rate=0.1).applied
+    assert weights(step)[0].dtype == torch.float64
+    assert not torch.equal(before[0], weights(step)[0])
+
+
+def double_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+    return F.cross_entropy(model(batch["x"].double()), batch["labels"], reduction="sum"), len(batch["labels"])
+
+
+def test_frozen_halves_and_half_statistics_become_fp32_where_nothing_brings_them_together():
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).half()
+        model[0].requires_grad_(False)
+        return model
+
+    half = Task(**{**vars(make_task("single")), "build_model": build})
+    step = make_step(half)
+    assert {tensor.dtype for tensor in [*step.model.parameters(), *step.model.buffers()]} == {
+        torch.float32,
+        torch.int64,
+    }
+    assert step.update([make_batch("single", 12)], number=0, learning_rate=0.1).applied
+
+
+def test_a_single_row_for_batchnorm_is_explained():
+    normed = Task(
+        **{
+            **vars(make_task("single")),
+            "build_model": lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3)),
+        }
+    )
+    with pytest.raises(ModelError, match="BatchNorm got a pass of 1 row"):
+        make_step(normed).update([make_batch("single", 1)], number=0, learning_rate=0.1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_loss_that_reaches_no_parameter_is_refused(precision):
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        return torch.ones((), requires_grad=True) * 2, 12
+
+    cut_off = Task(**{**vars(make_task("single")), "loss": loss})
+    with pytest.raises(ModelError, match="does not depend on any parameter"):
+        make_step(cut_off, choices=Choices(precision=precision)).update(
+            [make_batch("single", 12)], number=0, learning_rate=0.1
+        )
+
+
+def test_only_masks_of_tokens_are_counted():
+    task = make_task("single")
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    for given, tokens, padding in [(mask, 3, 0.5), (mask.bool(), 3, 0.5), (mask.float(), None, None)]:
+        batch = {**make_batch("single", 2), "attention_mask": given}
+        did = make_step(task).update([batch], number=0, learning_rate=0.1)
+        assert (did.tokens, did.padding) == (tokens, padding)

@@ -82,6 +82,8 @@ def train(
     folder = open_folder(config, digests)
     if folder.state == "finished":
         result = finished_result(folder)
+        if not quiet:
+            console().print(f"run       {folder.path} finished before; nothing was trained")
     else:
         _need_training()
         from snugtune.training.loop import run_training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from snugtune import __version__, api
-from snugtune.errors import SnugtuneError
+from snugtune.errors import SnugtuneError, UsageError
 
 app = typer.Typer(
     name="snugtune",
@@ -204,7 +205,9 @@ def main() -> None:
     try:
         app()
     except SnugtuneError as error:
-        typer.echo(f"error: {error}", err=True)
+        # All processes of a run get the same command line; one message about it is enough.
+        if not isinstance(error, UsageError) or os.environ.get("RANK", "0") == "0":
+            typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -47,7 +47,8 @@ class Processes:
         if self.alone:
             return [thing]
         everything: list[Any] = [None] * self.count
-        distributed.all_gather_object(everything, thing, group=self._talk)
+        with _explained():
+            distributed.all_gather_object(everything, thing, group=self._talk)
         return everything
 
     def first_here(self, work: Callable[[], T]) -> T:
@@ -103,7 +104,8 @@ class Processes:
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for bucket in _buckets([*grads, *sums]):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            distributed.all_reduce(flat)
+            with _explained():
+                distributed.all_reduce(flat)
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             torch._foreach_copy_(
                 bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)]
@@ -112,12 +114,14 @@ class Processes:
     def share_buffers(self, model: nn.Module) -> None:
         """Give all processes the buffers of process 0, such as the running means of BatchNorm."""
         if not self.alone:
-            for buffer in model.buffers():
-                distributed.broadcast(buffer, src=0)
+            with _explained():
+                for buffer in model.buffers():
+                    distributed.broadcast(buffer, src=0)
 
     def _sum(self, numbers: list[int]) -> list[int]:
         tensor = torch.tensor(numbers)
-        distributed.all_reduce(tensor, group=self._talk)
+        with _explained():
+            distributed.all_reduce(tensor, group=self._talk)
         return [int(number) for number in tensor.tolist()]
 
 
@@ -136,6 +140,19 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         size += tensor.nbytes
     if bucket:
         yield bucket
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what is raised when another process is gone into words."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProcessError(
+            "another process of this run has ended",
+            why=str(error).splitlines()[0],
+            do="its own message says why; the same command continues from the last checkpoint",
+        ) from error
 
 
 def _failed(what: str) -> ProcessError:

@@ -147,7 +147,7 @@ class Step:
         self.device, self.processes, self.read = device, processes, read
         with seeded(hyperparameters.seed):
             model = task.build_model()
-        _check_parameters(model)
+        _check_parameters(model, choices.precision)
         self.model = model.to(device).train()
         self._learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.checkpointed = checkpoint_layers(self.model, choices.checkpointed_layers)
@@ -243,16 +243,31 @@ class Step:
         return loss_sum, denominator
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | float]:
-        with self._autocast():
-            return self.task.loss(self.model, batch)
+        try:
+            with self._autocast():
+                return self.task.loss(self.model, batch)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ModelError(
+                f"BatchNorm got a pass of {_rows(batch)} row",
+                why="it compares rows; the last update of an epoch, its passes or processes left one alone",
+                do="choose another batch_size, fewer passes or fewer processes",
+            ) from error
 
     def _apply(
         self, loss_sum: torch.Tensor, denominator: torch.Tensor, samples: int, learning_rate: float
     ) -> torch.Tensor:
         """Clip, and change the parameters where the gradient is finite; [loss, norm, loss scale]."""
+        grads = [parameter.grad for parameter in self._learning if parameter.grad is not None]
+        if not grads:
+            raise ModelError(
+                "the loss does not depend on any parameter that learns",
+                why="no gradient reached one of them in this update",
+                do="compute the loss from the model's answers, without detach() or no_grad() between",
+            )
         scale = self.scaler.scale(torch.ones((), device=self.device))
         self.scaler.unscale_(self.optimizer)
-        grads = [parameter.grad for parameter in self._learning if parameter.grad is not None]
         correction = samples / denominator
         norm = torch.nn.utils.get_total_norm(grads).to(self.device) * correction
         limit = self.hyperparameters.clip_grad_norm
@@ -261,7 +276,7 @@ class Step:
             group["lr"] = learning_rate
         if self.choices.optimizer == "adamw-fused":
             # The kernel divides by the one and leaves everything as it was if the other is not zero.
-            self.optimizer.grad_scale = 1 / factor  # type: ignore[attr-defined]
+            self.optimizer.grad_scale = (1 / factor).float()  # type: ignore[attr-defined]
             self.optimizer.found_inf = 1.0 - torch.isfinite(norm).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         else:
@@ -289,7 +304,7 @@ def seeded_passes(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _check_parameters(model: nn.Module) -> None:
+def _check_parameters(model: nn.Module, precision: Precision) -> None:
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not learning:
         raise ModelError(
@@ -297,10 +312,12 @@ def _check_parameters(model: nn.Module) -> None:
             why="requires_grad is False for all of them",
             do="leave at least the last layer unfrozen",
         )
-    for parameter in learning:
-        # Half-precision parameters lose small updates, and the gradient scaler refuses them.
-        if parameter.dtype in (torch.float16, torch.bfloat16):
-            parameter.data = parameter.data.float()
+    # Half-precision parameters lose small updates, and the gradient scaler refuses them. Frozen ones may stay
+    # where autocast brings both kinds together; statistics may not.
+    whole = [*(learning if precision != "fp32" else model.parameters()), *model.buffers()]
+    for tensor in whole:
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            tensor.data = tensor.data.float()
 
 
 def _rows(batch: Batch) -> int:
@@ -310,4 +327,5 @@ def _rows(batch: Batch) -> int:
 def _count_tokens(passes: Sequence[Batch]) -> list[int]:
     """Tokens without padding, and positions with it; zeros where batches have no attention mask."""
     masks = [batch["attention_mask"] for batch in passes if "attention_mask" in batch]
-    return [sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)]
+    masks = [mask for mask in masks if mask.ndim == 2 and not mask.is_floating_point()]
+    return [sum(int((mask != 0).sum()) for mask in masks), sum(mask.numel() for mask in masks)]

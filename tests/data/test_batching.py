@@ -202,3 +202,26 @@ def test_worker_processes_see_the_same_batches(workers):
             name: value.tolist() for name, value in passes[number].items()
         }
     assert len(evaluated) == len(passes) == 8
+
+
+def test_random_numbers_of_a_collate_follow_from_seed_and_update_alone():
+    import random
+
+    import torch
+
+    def drawing(rows):
+        return {"x": torch.tensor([torch.rand(()).item(), random.random(), np.random.rand()])}
+
+    def draw(seed: int, update: int, **more: int) -> list[float]:
+        updates = Updates(examples(40), drawing, plan=Plan(batch_size=8), seed=seed, epochs=1, **more)
+        torch.rand(3), random.random(), np.random.rand()
+        return updates[update][0]["x"].tolist()
+
+    assert draw(1, 2) == draw(1, 2)
+    others = [draw(1, 3), draw(2, 2), draw(1, 2, rank=1, processes=2)]
+    assert len({tuple(numbers) for numbers in [draw(1, 2), *others]}) == 4
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    expected = torch.rand(()).item(), random.random(), np.random.rand()
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    Updates(examples(40), drawing, plan=Plan(batch_size=8), seed=1, epochs=1)[0]
+    assert (torch.rand(()).item(), random.random(), np.random.rand()) == expected

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer
 
-from snugtune.tasks.tokens import Padding, TokenRows
+from snugtune.tasks.tokens import Padding, TokenRows, tokenise
 
 TEXTS = [
     "the film was good",
@@ -56,3 +56,12 @@ def test_rows_are_found_in_a_table_of_many_parts(copy):
     assert len(rows) == 5
     assert [row["input_ids"].tolist() for row in rows] == [[1], [2, 3], [4, 5, 6], [], [7]]
     assert [int(row["labels"]) for row in rows.__getitems__([4, 0])] == [4, 0]
+
+
+def test_a_tokenizer_that_cuts_the_other_end_is_not_mixed_up_with_the_cached_one(tiny_model):
+    table = Dataset.from_dict({"text": ["good " * 9 + "bad"] * 3})
+    rows = {}
+    for side in ("right", "left"):
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model, truncation_side=side)
+        rows[side] = tokenise(table, ["text"], tokenizer, limit=6)[0]["input_ids"][0]
+    assert rows["left"] != rows["right"]

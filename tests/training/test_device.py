@@ -19,7 +19,9 @@ GiB = 2**30
 def card(monkeypatch):
     """Pretend that torch sees a GTX 1080 Ti; returns a function that sets what torch was built for."""
     name = "NVIDIA GeForce GTX 1080 Ti"
-    found = SimpleNamespace(name=name, major=6, minor=1, total_memory=11 * GiB, uuid="GPU-1")
+    found = SimpleNamespace(
+        name=name, major=6, minor=1, total_memory=11 * GiB, multi_processor_count=28, uuid="GPU-1"
+    )
     fractions: list[float] = []
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -242,7 +242,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_may_start_again_with_othe
 def test_updates_that_are_waited_for_later_are_the_same_updates(train, monkeypatch):
     """On a card the next update is launched before the last one is waited for."""
     whole = train("whole")
-    monkeypatch.setattr("snugtune.training.loop._most_pending", lambda *args: 1)
+    monkeypatch.setattr("snugtune.training.loop.most_pending", lambda *args: 1)
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
         assert train("late").updates == 4

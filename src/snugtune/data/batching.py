@@ -7,7 +7,9 @@ update and any number of worker processes see the same rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -215,6 +217,10 @@ class Updates:
         return self._epoch[1][position]
 
     def __getitem__(self, update: int) -> list[Batch]:
+        with _seeded(self.seed, update, self.rank):
+            return self._collated(update)
+
+    def _collated(self, update: int) -> list[Batch]:
         # Dealt out by length, every process gets about the same work; the last update may leave some without.
         by_length = _longest_first(self.rows_of(update), self.examples.lengths)
         passes = cut_passes(
@@ -225,6 +231,24 @@ class Updates:
             most_tokens=self.plan.most_tokens,
         )
         return collate_passes(self.examples, passes, self.collate)
+
+
+@contextmanager
+def _seeded(*parts: int) -> Iterator[None]:
+    """Random numbers that a data set or a collate draws follow from `parts` alone, in any process."""
+    import torch
+
+    seed = int(np.random.SeedSequence(parts).generate_state(1)[0])
+    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.random.set_rng_state(states[2])
 
 
 def collate_passes(
@@ -260,4 +284,5 @@ class EvaluationPasses:
         return len(self.passes)
 
     def __getitem__(self, number: int) -> Batch:
-        return collate_passes(self.examples, [self.passes[number]], self.collate)[0]
+        with _seeded(number):
+            return collate_passes(self.examples, [self.passes[number]], self.collate)[0]

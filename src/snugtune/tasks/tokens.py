@@ -151,13 +151,15 @@ def _fingerprint(table: Any, columns: Sequence[str], tokenizer: Any, limit: int)
         tokenizer.backend_tokenizer.no_padding()
         state = tokenizer.backend_tokenizer.to_str()
     else:
-        state = repr(sorted(tokenizer.get_vocab().items()))
+        settings = {name: str(value) for name, value in tokenizer.init_kwargs.items()}
+        state = repr((sorted(tokenizer.get_vocab().items()), sorted(settings.items())))
     what = (
         table._fingerprint,
         list(columns),
         limit,
         type(tokenizer).__name__,
         tokenizer.model_input_names,
+        tokenizer.truncation_side,
         state,
     )
     return hashlib.sha256(repr(what).encode()).hexdigest()[:32]

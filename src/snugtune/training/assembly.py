@@ -47,6 +47,11 @@ def build_step(
     return Step(task, choices, hyperparameters, device=device.torch, processes=processes)
 
 
+def count_parameters(model: nn.Module) -> int:
+    """All parameters of a model, also those that do not learn."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def model_size(model: nn.Module) -> ModelSize:
     """What the time of a model's pass depends on."""
     tables = {

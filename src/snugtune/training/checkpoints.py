@@ -39,7 +39,7 @@ def save_checkpoint(folder: Path, step: Step, position: Position) -> Path:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         for name, tensors in (("model", model_tensors(step.model)), ("optimizer", optimizer_tensors)):
-            whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
+            whole = {key: _whole(tensor) for key, tensor in tensors.items()}
             save_file(whole, aside / f"{name}.safetensors", metadata={"format": "pt"})
         (aside / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
         for path in aside.iterdir():
@@ -116,6 +116,12 @@ def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     saved = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
     return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *buffers.items()]}
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with a memory of its own: safetensors takes no views."""
+    owns = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if owns else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _check(state: dict[str, Any], step: Step) -> None:

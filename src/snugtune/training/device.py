@@ -10,10 +10,16 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
 from torch import distributed
+
+if distributed.is_available():
+    # Imported after the processes have joined, it keeps their group alive: its threads then meet a Python
+    # that is ending, and abort the process.
+    import torch.distributed.nn.functional
 
 from snugtune import environment, hardware
 from snugtune.errors import HardwareError, ProcessError
@@ -102,10 +108,9 @@ def open_processes(accelerator: Accelerator) -> Processes:
         )
     if started == 1:
         return ALONE
-    talk = None
-    if distributed.get_backend() != "gloo":
-        # Words go over the CPU, so that they do not wait for what the cards still compute.
-        talk = distributed.new_group(backend="gloo")
+    # Words go over the CPU, so that they do not wait for what the cards still compute. The launcher notices a
+    # process that has died; one that reads a large file may take longer than the usual half hour.
+    talk = distributed.new_group(backend="gloo", timeout=timedelta(days=1))
     atexit.register(_leave)
     return Processes(rank=accelerator.process_index, count=accelerator.num_processes, talk=talk)
 

@@ -93,7 +93,7 @@ def open_folder(config: RunConfig, data_digests: dict[str, str] | None = None) -
     if not finished and not list_checkpoints(new.checkpoints):
         return new
     _check_same(config, path)
-    _check_data(digests, record, path)
+    _check_data(digests, record, path, strict=data_digests is not None)
     run_id = (record.start or {}).get("run_id") or uuid4().hex
     return RunFolder(path, "finished" if finished else "unfinished", record, run_id, digests)
 
@@ -111,9 +111,35 @@ def _digests(config: RunConfig) -> dict[str, str]:
     return digests
 
 
-def _check_data(digests: dict[str, str], record: Record, path: Path) -> None:
+def check_same_run(folder: RunFolder, *, parameters: int, updates: int) -> None:
+    """Refuse to continue a run with another model or other data, where nothing else tells them apart.
+
+    Args:
+        folder: The run's folder.
+        parameters: Parameters of the model now.
+        updates: Updates of the whole run now.
+
+    Raises:
+        RunFolderError: The run had others.
+    """
+    before = folder.record.start or {}
+    for name, what, now in (
+        ("parameters", "parameters of the model", parameters),
+        ("total_updates", "updates in all", updates),
+    ):
+        if before.get(name, now) != now:
+            raise RunFolderError(
+                f"{folder.path} holds another run",
+                why=f"it has {before[name]:,} {what}, this one {now:,}",
+                do=f"give another folder, such as --output {folder.path}-2; the run stays as it is",
+            )
+
+
+def _check_data(digests: dict[str, str], record: Record, path: Path, *, strict: bool) -> None:
     before = (record.start or {}).get("data_digests", {})
-    changed = [name for name in before if name in digests and digests[name] != before[name]]
+    # A file that is gone since changes nothing; data that were given in another way do.
+    names = before.keys() | digests.keys() if strict else before.keys() & digests.keys()
+    changed = sorted(name for name in names if digests.get(name) != before.get(name))
     if changed:
         raise RunFolderError(
             f"{path} holds a run on other data",

@@ -23,10 +23,15 @@ from snugtune.inference import measure
 from snugtune.planning.defaults import choose_pass_price, choose_workers, decide, decide_passes
 from snugtune.processes import Processes
 from snugtune.record import RecordWriter
-from snugtune.step import Launched
 from snugtune.tasks import Metrics, Prepared, is_better
 from snugtune.training import checkpoints
-from snugtune.training.assembly import build_step, build_updates, evaluation_rows, model_size
+from snugtune.training.assembly import (
+    build_step,
+    build_updates,
+    count_parameters,
+    evaluation_rows,
+    model_size,
+)
 from snugtune.training.device import (
     Device,
     MemoryMeter,
@@ -36,11 +41,12 @@ from snugtune.training.device import (
     open_processes,
 )
 from snugtune.training.finish import finish_model
-from snugtune.training.folder import RunFolder
+from snugtune.training.folder import RunFolder, check_same_run
 from snugtune.training.interrupt import Interrupts
 from snugtune.training.journal import Journal, open_journal
+from snugtune.training.pending import Pending, most_pending
 from snugtune.training.positions import Position, list_checkpoints
-from snugtune.training.progress import Memory, Mode, open_progress
+from snugtune.training.progress import Mode, open_progress
 from snugtune.training.rates import Rates
 from snugtune.training.reports import Reports
 from snugtune.training.result import TrainResult
@@ -71,6 +77,7 @@ def run_training(
         # Only told so, Accelerate joins several processes where there is no card.
         accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available())
         processes = open_processes(accelerator)
+        processes.any(False)  # nobody writes into the folder before all have looked at it
         speaks = processes.rank == 0
         log, path = (folder.log, folder.record_path) if speaks else (Path(os.devnull), Path(os.devnull))
         journal = stack.enter_context(open_journal(log, mode if speaks else "quiet"))
@@ -91,23 +98,6 @@ def run_training(
             record.write("end", status="failed", seconds=None, metrics={}, why=why)
             journal.log(f"failed: {why}")
             raise
-
-
-@dataclasses.dataclass(frozen=True)
-class _Pending:
-    """An update that may still run on the device."""
-
-    launched: Launched
-    learning_rate: float
-    memory: Memory | None
-
-
-def _most_pending(device: Device, precision: str) -> int:
-    """Updates that may be launched and not yet waited for, so that a card is never without work.
-
-    In fp16 updates are skipped now and then, and the next learning rate depends on whether the last one was.
-    """
-    return int(device.is_cuda and precision != "fp16")
 
 
 class _Run:
@@ -144,8 +134,8 @@ class _Run:
         self.every_updates = config.evaluation.every_updates or self.updates.per_epoch
         self.reports = Reports(record, journal, self.updates, every_updates=self.every_updates)
         self.position = Position()
-        self.pending: deque[_Pending] = deque()
-        self.most_pending = _most_pending(device, self.step.choices.precision)
+        self.pending: deque[Pending] = deque()
+        self.most_pending = most_pending(device, self.step.choices.precision)
         self.meter = MemoryMeter(device)
         self.saved_at = time.monotonic()
 
@@ -184,11 +174,14 @@ class _Run:
             say(f"precision was {before} before: from here on the numbers round differently")
         found = list_checkpoints(self.folder.checkpoints)
         if found:
+            check_same_run(
+                self.folder, parameters=count_parameters(self.step.model), updates=self.updates.total
+            )
             self.position = checkpoints.load_checkpoint(found[-1], self.step)
             say(f"continue  after update {self.position.update} of {self.updates.total}")
 
     def _write_start(self) -> None:
-        parameters = sum(parameter.numel() for parameter in self.step.model.parameters())
+        parameters = count_parameters(self.step.model)
         self.reports.plan(self.decisions, epochs=self.config.training.epochs, parameters=parameters)
         if self.processes.rank:
             return
@@ -225,7 +218,7 @@ class _Run:
         launched = self.step.launch(
             passes, number=number, learning_rate=rate, samples=len(self.updates.rows_of(number))
         )
-        self.pending.append(_Pending(launched, rate, self.meter.read()))
+        self.pending.append(Pending(launched, rate, self.meter.read()))
 
     def _settle(self, *, most_pending: int) -> None:
         """Wait for updates until no more than `most_pending` may still be running."""
@@ -273,7 +266,7 @@ class _Run:
         )
         value = metrics[self.task.metric]
         # A model whose answers are not numbers has a loss that is none, whatever its accuracy.
-        sound = not math.isnan(metrics.get("loss", 0.0))
+        sound = math.isfinite(metrics.get("loss", 0.0))
         best = sound and is_better(self.task.metric, value, than=self.position.best_value)
         if best:
             self.position = dataclasses.replace(
@@ -339,6 +332,7 @@ class _Run:
         return self._result("finished", metrics)
 
     def _result(self, status: str, metrics: Metrics) -> TrainResult:
+        self.processes.any(False)  # nobody looks at the folder again before its end is written
         return TrainResult(
             folder=self.folder.path,
             model_folder=self.folder.model if status == "finished" else None,

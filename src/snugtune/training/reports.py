@@ -70,7 +70,7 @@ class Reports:
             memory: Memory of the card at its highest during it; None without a card.
         """
         seconds = self.rates.add(now=time.monotonic(), samples=did.samples, tokens=did.tokens or 0)
-        if did.tokens is not None and did.padding is not None:
+        if did.tokens and did.padding is not None:
             self._tokens += did.tokens
             self._positions += did.tokens / (1 - did.padding)
         self.record.write(
