@@ -98,6 +98,9 @@ class TrainingSettings(_Settings):
     """What one more pass costs, in tokens that could be computed in its time; null estimates it."""
     pass_tokens: Annotated[int, Field(ge=1)] | None = None
     """Most positions of a pass that auto cuts, padding included: fewer need less memory; null: no limit."""
+    packing: Literal["auto"] | bool = "auto"
+    """Leave the padding out of all layers but attention, in models where that is possible (BERT, RoBERTa,
+    DistilBERT, ELECTRA and their like)."""
     learning_rate: float = Field(5e-5, gt=0)
     """Highest learning rate, reached after warm-up."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
@@ -202,6 +205,7 @@ _HOW = frozenset(
         "training.passes",
         "training.pass_price",
         "training.pass_tokens",
+        "training.packing",
         "training.checkpointed_layers",
         "training.budget",
         "training.report_to",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from snugtune.processes import ALONE, Processes
 from snugtune.tasks import Task
 from snugtune.techniques.checkpointing import checkpoint_layers
 from snugtune.techniques.optimizers import build_optimizer
+from snugtune.techniques.packing import pack_layers
 
 Precision = Literal["fp32", "fp16", "bf16"]
 _INTERACTING = (nn.modules.batchnorm._BatchNorm,)
@@ -34,6 +35,7 @@ class Choices:
 
     precision: Precision = "fp32"
     checkpointed_layers: int | Literal["all"] = 0
+    packing: bool = False  # where the model can be packed
     optimizer: str = "adamw-fused"
 
 
@@ -148,7 +150,9 @@ class Step:
         with seeded(hyperparameters.seed):
             model = task.build_model()
         _check_parameters(model, choices.precision)
-        self.model = model.to(device).train()
+        self.model = model
+        self.packing = pack_layers(model, task.outputs, task.example_batch) if choices.packing else None
+        self.model.to(device).train()
         self._learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.checkpointed = checkpoint_layers(self.model, choices.checkpointed_layers)
         self.optimizer = build_optimizer(
@@ -182,7 +186,7 @@ class Step:
         """
         self._set_training(True)
         samples = sum(_rows(batch) for batch in passes) if samples is None else samples
-        counts = _count_tokens(passes)
+        counts = _count_tokens(passes, packed=self.packing is not None)
         with self.processes.all_or_none(self._learning, counts):
             sums = self._run_passes(passes, number, samples)
         self.processes.add_up(self._learning, sums)
@@ -214,9 +218,14 @@ class Step:
     def evaluate(self, batch: Batch) -> dict[str, torch.Tensor]:
         """What the task wants to know of each row of one batch, on the CPU."""
         self._set_training(False)
-        with self._autocast():
+        with self._packed(batch), self._autocast():
             outputs = self.task.outputs(self.model, self._to_device(batch))
         return {name: value.to("cpu") for name, value in outputs.items()}
+
+    def _packed(self, batch: Batch) -> AbstractContextManager[None]:
+        if self.packing is None:
+            return nullcontext()
+        return self.packing.of(batch.get("attention_mask"), self.device)
 
     def _set_training(self, training: bool) -> None:
         # Walking through all modules of a large model takes a millisecond.
@@ -235,7 +244,7 @@ class Step:
         with seeded_passes(self.device):
             for index, batch in enumerate(passes):
                 _seed(self.device, _mix(self.hyperparameters.seed, number, index, *own))
-                part, weight = self._forward(self._to_device(batch))
+                part, weight = self._forward(batch)
                 self.scaler.scale(part / samples).backward()  # type: ignore[no-untyped-call]
                 loss_sum += part.detach()
                 denominator += weight
@@ -244,8 +253,8 @@ class Step:
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | float]:
         try:
-            with self._autocast():
-                return self.task.loss(self.model, batch)
+            with self._packed(batch), self._autocast():
+                return self.task.loss(self.model, self._to_device(batch))
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -324,8 +333,9 @@ def _rows(batch: Batch) -> int:
     return next(iter(batch.values())).shape[0]
 
 
-def _count_tokens(passes: Sequence[Batch]) -> list[int]:
+def _count_tokens(passes: Sequence[Batch], *, packed: bool) -> list[int]:
     """Tokens without padding, and positions with it; zeros where batches have no attention mask."""
     masks = [batch["attention_mask"] for batch in passes if "attention_mask" in batch]
     masks = [mask for mask in masks if mask.ndim == 2 and not mask.is_floating_point()]
-    return [sum(int((mask != 0).sum()) for mask in masks), sum(mask.numel() for mask in masks)]
+    tokens = sum(int((mask != 0).sum()) for mask in masks)
+    return [tokens, tokens if packed else sum(mask.numel() for mask in masks)]

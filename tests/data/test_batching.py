@@ -147,6 +147,20 @@ def test_no_other_cut_is_cheaper_than_the_one_by_tokens(sizes, price, most):
     assert most is None or all(len(part) == 1 or cost([part], lengths, 0) <= most for part in parts)
 
 
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=40), most=st.integers(1, 300) | st.none())
+def test_packed_passes_have_about_the_same_tokens_and_no_more_than_allowed(sizes, most):
+    lengths = np.array(sizes)
+    rows = np.arange(len(sizes))
+    parts = cut_passes(rows, lengths, passes=None, price_tokens=50, most_tokens=most, packed=True)
+    assert sorted(np.concatenate(parts).tolist()) == rows.tolist()
+    assert all(len(part) for part in parts)
+    if most is None:
+        assert len(parts) == 1
+    else:
+        assert all(len(part) == 1 or lengths[part].sum() <= most for part in parts)
+        assert len(parts) <= 2 * lengths.sum() / most + 2
+
+
 def test_where_a_pass_is_dear_there_is_one_and_where_it_is_free_nothing_is_padded():
     lengths = examples(100).lengths
     rows = np.arange(100)

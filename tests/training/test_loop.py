@@ -109,7 +109,9 @@ def test_the_record_has_a_line_for_everything_that_happened(train):
         "precision",
         "optimizer",
         "pass price",
+        "pass tokens",
         "passes",
+        "packing",
         "workers",
     }
     assert [line["update"] for line in record.updates] == list(range(1, 15))

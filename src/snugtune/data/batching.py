@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ def cut_passes(
     passes: int | None,
     price_tokens: int,
     most_tokens: int | None = None,
+    packed: bool = False,
 ) -> list[np.ndarray]:
     """Cut the rows of one update into passes, each padded only to its own longest row.
 
@@ -107,17 +109,43 @@ def cut_passes(
         price_tokens: What one more pass costs, in tokens that could be computed in its time.
         most_tokens: Positions that a pass may have, padding included, unless it is a single row; read where
             `passes` is None.
+        packed: Whether padding costs nothing: then rows are cut for `most_tokens` alone.
     """
     by_length = _longest_first(row_numbers, lengths)
     if not len(by_length):
         return []
     if passes is not None:
         return np.array_split(by_length, min(passes, len(by_length)))
+    if packed:
+        return np.split(by_length, _even_cuts(lengths[by_length], most_tokens))
     return np.split(by_length, _cheapest_cuts(lengths[by_length], price_tokens, most_tokens))
 
 
 def _longest_first(row_numbers: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return row_numbers[np.argsort(-lengths[row_numbers], kind="stable")]
+
+
+def _even_cuts(sizes: np.ndarray, most_tokens: int | None) -> list[int]:
+    """Where to cut rows so that each part has about the same tokens, in as few parts as the limit allows."""
+    total = int(sizes.sum())
+    if most_tokens is None or total <= most_tokens:
+        return []
+    fewest = len(_full_cuts(sizes, most_tokens))
+    # The smallest limit that does with as few parts makes them about equal.
+    limits = range(-(-total // (fewest + 1)), most_tokens + 1)
+    smallest = bisect_left(limits, True, key=lambda limit: len(_full_cuts(sizes, limit)) <= fewest)
+    return _full_cuts(sizes, limits[smallest] if smallest < len(limits) else most_tokens)
+
+
+def _full_cuts(sizes: np.ndarray, most_tokens: int) -> list[int]:
+    """Cut where the next row would be too much."""
+    cuts, tokens = [], 0
+    for row, size in enumerate(sizes.tolist()):
+        if tokens and tokens + size > most_tokens:
+            cuts.append(row)
+            tokens = 0
+        tokens += size
+    return cuts
 
 
 def _cheapest_cuts(sizes: np.ndarray, price_tokens: int, most_tokens: int | None) -> list[int]:
@@ -158,6 +186,7 @@ class Plan:
         passes: Passes of an update; None cuts by tokens.
         price_tokens: What a pass costs beside its tokens, in tokens.
         most_tokens: Positions that a pass cut by tokens may have; None is no limit.
+        packed: Whether padding costs nothing.
     """
 
     batch_size: int
@@ -165,6 +194,7 @@ class Plan:
     passes: int | None = None
     price_tokens: int = 0
     most_tokens: int | None = None
+    packed: bool = False
 
 
 class Updates:
@@ -229,6 +259,7 @@ class Updates:
             passes=self.plan.passes,
             price_tokens=self.plan.price_tokens,
             most_tokens=self.plan.most_tokens,
+            packed=self.plan.packed,
         )
         return collate_passes(self.examples, passes, self.collate)
 

@@ -6,7 +6,7 @@ import multiprocessing
 from dataclasses import dataclass
 
 from snugtune.config import RunConfig
-from snugtune.errors import HardwareError
+from snugtune.errors import HardwareError, UsageError
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,50 @@ def decide_passes(config: RunConfig, *, interacting: list[str], processes: int =
     if interacting:
         return Decision("passes", 1, f"{who} must see the whole update{alone}")
     return Decision("passes", "auto", "cut by length, so that little is padded; the result is the same")
+
+
+def decide_packing(requested: bool | str, *, packed: bool) -> Decision:
+    """Whether layers see tokens only.
+
+    Args:
+        requested: true, false or auto.
+        packed: Whether the model could be packed.
+
+    Raises:
+        UsageError: It was asked for, and this model cannot be packed.
+    """
+    if requested is True and not packed:
+        raise UsageError(
+            "training.packing=true does not go with this model",
+            why="its padding can only be left out where nothing but attention looks at several tokens: BERT, "
+            "RoBERTa, DistilBERT, ELECTRA and their like",
+            do="leave the setting out; passes are then cut by length",
+        )
+    if packed:
+        return Decision("packing", True, "the layers of this model see tokens only, and no padding")
+    return Decision("packing", False, "asked for" if requested is False else "not known for this model")
+
+
+# A packed pass has no padding to save, so it is only cut for memory, at so many times the price of a pass.
+# That costs an eighth on a card, whose memory is small, and next to nothing on a CPU.
+_PACKED_PRICES = {True: 8, False: 64}
+
+
+def choose_pass_tokens(requested: int | None, *, price_tokens: int, packed: bool, on_card: bool) -> Decision:
+    """Most positions of a pass.
+
+    Args:
+        requested: The number to take; None chooses.
+        price_tokens: What a pass costs, in tokens.
+        packed: Whether layers see tokens only.
+        on_card: Whether a card computes.
+    """
+    if requested is not None:
+        return Decision("pass tokens", requested, "asked for")
+    if not packed:
+        return Decision("pass tokens", None, "no limit was set")
+    times = _PACKED_PRICES[on_card]
+    return Decision("pass tokens", max(1, times * price_tokens), f"{times} times the price of a pass")
 
 
 def choose_workers(requested: int | str, *, on_card: bool, task: str) -> Decision:

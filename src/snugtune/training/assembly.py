@@ -10,7 +10,16 @@ from torch import nn
 
 from snugtune.config import RunConfig
 from snugtune.data.batching import Examples, Plan, Updates
-from snugtune.planning.defaults import ModelSize
+from snugtune.planning.defaults import (
+    Decision,
+    ModelSize,
+    choose_pass_price,
+    choose_pass_tokens,
+    choose_workers,
+    decide,
+    decide_packing,
+    decide_passes,
+)
 from snugtune.processes import Processes
 from snugtune.step import Choices, Hyperparameters, Step
 from snugtune.tasks import Prepared, Task
@@ -18,25 +27,28 @@ from snugtune.training.device import Device
 
 
 def build_step(
-    config: RunConfig, decided: Mapping[str, Any], task: Task, *, device: Device, processes: Processes
-) -> Step:
-    """The step of a run.
+    config: RunConfig, task: Task, *, device: Device, processes: Processes
+) -> tuple[Step, list[Decision]]:
+    """The step of a run, and what was decided, with reasons.
 
     Args:
         config: The run's configuration.
-        decided: What was decided, by name.
         task: What is learnt.
         device: Where.
         processes: The processes that share each update.
 
     Raises:
         ModelError, HubError: The model cannot be loaded, or cannot learn.
+        HardwareError, UsageError: The card or the model cannot do what was asked.
     """
     settings = config.training
+    decisions = decide(config, device_name=device.name, capability=device.capability)
+    values: dict[str, Any] = {decision.name: decision.value for decision in decisions}
     choices = Choices(
-        precision=decided["precision"],
+        precision=values["precision"],
         checkpointed_layers=settings.checkpointed_layers,
-        optimizer=decided["optimizer"],
+        optimizer=values["optimizer"],
+        packing=settings.packing is not False,
     )
     hyperparameters = Hyperparameters(
         learning_rate=settings.learning_rate,
@@ -44,7 +56,34 @@ def build_step(
         clip_grad_norm=settings.clip_grad_norm,
         seed=settings.seed,
     )
-    return Step(task, choices, hyperparameters, device=device.torch, processes=processes)
+    step = Step(task, choices, hyperparameters, device=device.torch, processes=processes)
+    return step, decisions + _decide_passes(config, step, device)
+
+
+def _decide_passes(config: RunConfig, step: Step, device: Device) -> list[Decision]:
+    """How updates are cut and run, which depends on the model."""
+    settings, packed = config.training, step.packing is not None
+    price = choose_pass_price(
+        settings.pass_price,
+        size=model_size(step.model),
+        precision=step.choices.precision,
+        capability=device.capability,
+        multiprocessors=device.multiprocessors,
+    )
+    price_tokens = int(str(price.value))
+    if step.packing is not None:
+        # One more group in attention is less work than one more pass, but saves less too.
+        step.packing.price_tokens = 2 * price_tokens
+    interacting = [*step.interacting, *(["the loss"] if step.task.samples_interact else [])]
+    return [
+        price,
+        decide_packing(settings.packing, packed=packed),
+        choose_pass_tokens(
+            settings.pass_tokens, price_tokens=price_tokens, packed=packed, on_card=device.is_cuda
+        ),
+        decide_passes(config, interacting=interacting, processes=step.processes.count),
+        choose_workers(config.data.workers, on_card=device.is_cuda, task=config.task),
+    ]
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -67,14 +106,22 @@ def model_size(model: nn.Module) -> ModelSize:
 def build_updates(
     config: RunConfig, decided: Mapping[str, Any], prepared: Prepared, *, processes: Processes
 ) -> Updates:
-    """The updates of a run; the arguments are those of `build_step`, and the task's data."""
+    """The updates of a run.
+
+    Args:
+        config: The run's configuration.
+        decided: What was decided, by name.
+        prepared: The task's data.
+        processes: The processes that share each update.
+    """
     settings = config.training
     plan = Plan(
         batch_size=settings.batch_size,
         batching=settings.batching,
         passes=None if decided["passes"] == "auto" else decided["passes"],
         price_tokens=decided["pass price"],
-        most_tokens=settings.pass_tokens,
+        most_tokens=decided["pass tokens"],
+        packed=decided["packing"],
     )
     return Updates(
         prepared.train,

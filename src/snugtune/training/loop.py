@@ -20,18 +20,11 @@ from snugtune import environment, hardware, tasks
 from snugtune.config import RunConfig, show_config
 from snugtune.data.batching import Batch
 from snugtune.inference import measure
-from snugtune.planning.defaults import choose_pass_price, choose_workers, decide, decide_passes
 from snugtune.processes import Processes
 from snugtune.record import RecordWriter
 from snugtune.tasks import Metrics, Prepared, is_better
 from snugtune.training import checkpoints
-from snugtune.training.assembly import (
-    build_step,
-    build_updates,
-    count_parameters,
-    evaluation_rows,
-    model_size,
-)
+from snugtune.training.assembly import build_step, build_updates, count_parameters, evaluation_rows
 from snugtune.training.device import (
     Device,
     MemoryMeter,
@@ -116,20 +109,7 @@ class _Run:
         self.config, self.prepared, self.device = config, prepared, device
         self.processes, self.folder = processes, folder
         self.task = prepared.task
-        self.decisions = decide(config, device_name=device.name, capability=device.capability)
-        self.step = build_step(config, self._decided, self.task, device=device, processes=processes)
-        interacting = [*self.step.interacting, *(["the loss"] if self.task.samples_interact else [])]
-        self.decisions += [
-            choose_pass_price(
-                config.training.pass_price,
-                size=model_size(self.step.model),
-                precision=self.step.choices.precision,
-                capability=device.capability,
-                multiprocessors=device.multiprocessors,
-            ),
-            decide_passes(config, interacting=interacting, processes=processes.count),
-            choose_workers(config.data.workers, on_card=device.is_cuda, task=config.task),
-        ]
+        self.step, self.decisions = build_step(config, self.task, device=device, processes=processes)
         self.updates = build_updates(config, self._decided, prepared, processes=processes)
         self.every_updates = config.evaluation.every_updates or self.updates.per_epoch
         self.reports = Reports(record, journal, self.updates, every_updates=self.every_updates)
