@@ -111,7 +111,7 @@ def _check_task(path: Path) -> None:
                 why="only the program that made it can build that model (snugtune.Task)",
                 do=f"in that program: from safetensors.torch import load_model; model = build_model(); {load}"
                 if weights.is_file()
-                else "continue it by the same call of snugtune.train, or load there what `save` of the task wrote",
+                else "continue it by the same call of snugtune.train, or load what `save` of the task wrote",
             )
 
 
