@@ -100,17 +100,19 @@ def _own(
 ) -> tuple[Everyday, dict[str, str], Callable[[RunConfig], Prepared]]:
     """Everyday settings, digests of the data, and what prepares a model of somebody's own."""
     _need_training()
+    from snugtune.config import EVERYDAY
     from snugtune.tasks import own
+    from snugtune.tasks.own_data import open_rows
 
-    own.check_task(task, data)
-    digests = {"data.train": own.digest_of(data), "data.validation": own.digest_of(validation)}
+    own.check_task(task, data, everyday)
+    rows = open_rows(data, "data")
+    measured = None if validation is None else open_rows(validation, "validation")
+    given = {"data": rows, **({} if measured is None else {"validation": measured})}
     # A run file can only name things, so it gets the task's name in place of them.
-    named: Everyday = {**everyday, "task": "own", "model": task.name, "data": task.name}  # type: ignore[typeddict-item]
-    return (
-        named,
-        {name: digest for name, digest in digests.items() if digest is not None},
-        partial(own.prepare, task=task, data=data, validation=validation),
-    )
+    names = dict.fromkeys(("model", *given), task.name)
+    named: Everyday = {**everyday, "task": "own", **names}  # type: ignore[typeddict-item]
+    digests = {EVERYDAY[name]: table.digest() for name, table in given.items()}
+    return named, digests, partial(own.prepare, task=task, data=rows, validation=measured)
 
 
 def show_config(

@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import snugtune
 from snugtune.errors import ModelError, RunFolderError
@@ -77,6 +79,24 @@ def test_a_run_whose_model_is_gone_is_refused(copied):
 def test_a_run_of_another_kind_is_refused(copied):
     rewrite_record(copied, lambda line: {**line, "data": {"rows": 1}} if line["kind"] == "start" else line)
     assert "its record does not say what a run of sequence-classification says" in refusal(copied)
+
+
+def test_a_run_of_a_model_of_ones_own_says_how_to_load_it(tmp_path):
+    def loss(model, batch):
+        return model(batch["x"]).square().sum(), len(batch["x"])
+
+    task = snugtune.Task(build_model=lambda: nn.Linear(2, 1), loss=loss)
+    run = snugtune.train(task=task, data={"x": torch.ones(9, 2)}, output=tmp_path / "run", quiet=True).folder
+    for use in (open_run, lambda path: snugtune.predict(path, texts=["good"])):
+        with pytest.raises(RunFolderError) as caught:
+            use(run)
+        assert "has a model of somebody's own" in str(caught.value)
+        line = caught.value.do.partition(": ")[2]
+        names = {"build_model": task.build_model}
+        exec(line, names)
+        assert torch.equal(names["model"].weight, load_file(run / "model" / "model.safetensors")["weight"])
+    (run / "model" / "model.safetensors").unlink()
+    assert "what `save` of the task wrote" in refusal(run)
 
 
 def test_a_run_with_settings_of_another_version_is_refused(copied):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from snugtune.data.batching import EvaluationPasses, Examples
+from snugtune.errors import ModelError
 from snugtune.step import Step
 from snugtune.tasks import Metrics
 
@@ -49,4 +50,17 @@ def measure(
         outputs.append(step.evaluate(batch))
         on_pass(len(outputs), len(passes))
     everything = [out for part in processes.gather(outputs) for out in part]
-    return step.task.measure({name: torch.cat([out[name] for out in everything]) for name in everything[0]})
+    return step.task.measure({name: _join(name, everything) for name in everything[0]})
+
+
+def _join(name: str, passes: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
+    """One output of all rows."""
+    shapes = {tuple(outputs[name].shape[1:]) if name in outputs else None for outputs in passes}
+    if len(shapes) > 1:
+        found = sorted("none" if shape is None else str(["rows", *shape]) for shape in shapes)
+        raise ModelError(
+            f"the output {name!r} of the task has another shape in another pass",
+            why=f"it has {' and '.join(found[:3]).replace(chr(39), '')}, and all rows are measured together",
+            do="let `outputs` pad it to one width, or reduce it to one number for each row",
+        )
+    return torch.cat([outputs[name] for outputs in passes])

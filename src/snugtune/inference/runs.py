@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ def open_run(path: Path, *, precision: str = "auto") -> FinishedRun:
         UsageError: There is no such precision.
     """
     _check_folder(path)
+    _check_task(path)
     record = read_record(path / "record.jsonl")
     _check_finished(path, record)
     try:
@@ -96,6 +98,21 @@ def _check_folder(path: Path) -> None:
     elif inside:
         do = f"give one of the runs in it: {', '.join(str(folder) for folder in inside[:5])}"
     raise RunFolderError(f"{path} is not the folder of a run", why=why, do=do)
+
+
+def _check_task(path: Path) -> None:
+    """Refuse a model of somebody's own. Settings that cannot be read are another matter, said later."""
+    with suppress(UsageError):
+        if load_config(path / "config.yaml").task == "own":
+            weights = path / "model" / "model.safetensors"
+            load = f'load_model(model, "{weights.as_posix()}")'
+            raise RunFolderError(
+                f"the run in {path} has a model of somebody's own",
+                why="only the program that made it can build that model (snugtune.Task)",
+                do=f"in that program: from safetensors.torch import load_model; model = build_model(); {load}"
+                if weights.is_file()
+                else "continue it by the same call of snugtune.train, or load what `save` of the task wrote",
+            )
 
 
 def _check_finished(path: Path, record: Record) -> None:

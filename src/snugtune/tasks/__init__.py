@@ -52,7 +52,9 @@ class Task:
             Called without gradients; the results leave the device. Without it, the loss is measured.
         measure: The outputs of all rows -> metrics. Numbers can be named in `metric`; anything else
             (tables, matrices) goes into the record as it is. It comes with `outputs`.
-        metric: Name of the metric that decides which model is best.
+        metric: Name of the metric that decides which model is best; `evaluation.metric` overrides it.
+        smaller_is_better: Whether the best model is the one with the smallest metric. Without it, that is so
+            for `SMALLER_IS_BETTER` alone.
         save: (model, folder) -> writes what people need to use the model. Without it, the weights are
             written as model.safetensors.
         length: Row -> its length in tokens, where rows are padded: passes are then cut by length.
@@ -68,12 +70,14 @@ class Task:
     outputs: Callable[[nn.Module, Batch], dict[str, torch.Tensor]] = None  # type: ignore[assignment]
     measure: Callable[[dict[str, torch.Tensor]], Metrics] = None  # type: ignore[assignment]
     metric: str = "loss"
+    smaller_is_better: bool = None  # type: ignore[assignment]
     save: Callable[[nn.Module, Path], None] = save_weights
     length: Callable[[Row], int] | None = None
     samples_interact: bool = False
     example_batch: Callable[[int, int], Batch] | None = None
 
     def __post_init__(self) -> None:
+        self._check_callables()
         if (self.outputs is None) != (self.measure is None):
             raise UsageError(
                 f"the task {self.name!r} has only one of `outputs` and `measure`",
@@ -82,7 +86,25 @@ class Task:
             )
         if self.outputs is None:
             object.__setattr__(self, "outputs", partial(_loss_outputs, loss=self.loss))
-            object.__setattr__(self, "measure", _mean_loss)
+            object.__setattr__(self, "measure", mean_loss)
+        if self.smaller_is_better is None:
+            object.__setattr__(self, "smaller_is_better", self.metric in SMALLER_IS_BETTER)
+
+    def _check_callables(self) -> None:
+        if isinstance(self.build_model, nn.Module):  # it can be called too, but makes no model
+            raise UsageError(
+                f"build_model of the task {self.name!r} is a model, and not a function that makes one",
+                why="new weights follow from the seed of the run, so the run makes the model itself",
+                do=f"give build_model=lambda: {type(self.build_model).__name__}(...)",
+            )
+        for name in ("build_model", "loss", "collate", "outputs", "measure", "save", "length"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise UsageError(
+                    f"{name} of the task {self.name!r} is a {type(value).__name__}",
+                    why="it is called",
+                    do="give a function",
+                )
 
 
 def _loss_outputs(
@@ -93,7 +115,8 @@ def _loss_outputs(
     return {"loss": part.double().reshape(1), "denominator": whole.reshape(1)}
 
 
-def _mean_loss(outputs: dict[str, torch.Tensor]) -> Metrics:
+def mean_loss(outputs: dict[str, torch.Tensor]) -> Metrics:
+    """The loss of all rows, which is measured where a task has no `measure` of its own."""
     return {"loss": float(outputs["loss"].sum() / outputs["denominator"].sum())}
 
 
@@ -116,23 +139,25 @@ class Prepared:
     notes: list[str] = field(default_factory=list)
 
 
-# Metrics for which smaller is better; all others are better when larger.
-SMALLER_IS_BETTER = frozenset({"loss", "mse", "mae", "perplexity"})
+# Metrics for which smaller is better, unless a task says otherwise; all others are better when larger.
+SMALLER_IS_BETTER = frozenset(
+    {"loss", "val_loss", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer", "error", "error_rate"}
+)
 
 
-def is_better(metric: str, value: float, *, than: float | None) -> bool:
+def is_better(value: float, *, than: float | None, smaller: bool) -> bool:
     """Whether a metric has improved; one that is not a number never has.
 
     Args:
-        metric: Its name, which says whether larger or smaller is better.
         value: The new value.
         than: The best value so far; None before the first.
+        smaller: Whether smaller values are better.
     """
     if math.isnan(value):
         return False
     if than is None:
         return True
-    return value < than if metric in SMALLER_IS_BETTER else value > than
+    return value < than if smaller else value > than
 
 
 # The written-out list of tasks: name in the run file -> module with a `prepare` function.

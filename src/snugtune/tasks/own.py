@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Mapping, Sequence
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -13,59 +15,30 @@ import torch
 from torch import nn
 
 from snugtune.config import RunConfig
-from snugtune.data.batching import Batch, Examples, Row, Rows
-from snugtune.data.splits import split_rows
+from snugtune.data.batching import Batch, Examples, Row
 from snugtune.errors import DataError, ModelError, UsageError
-from snugtune.tasks import Prepared, Task
+from snugtune.tasks import Metrics, Prepared, Task, mean_loss, stack_rows
+from snugtune.tasks.own_data import SHAPES, Columns, DataSet, set_aside
 
-_SHAPES = 'a dictionary of arrays of equal length ({"images": x, "labels": y}), or a data set of dictionaries'
-
-
-class Columns:
-    """Rows of arrays: column name -> [rows, ...].
-
-    Raises:
-        DataError: The arrays are not equally long.
-    """
-
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        self.columns = {name: torch.as_tensor(column) for name, column in columns.items()}
-        lengths = {name: len(column) for name, column in self.columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise DataError(
-                "the columns of the data are not equally long",
-                why=", ".join(f"{name} has {length:,} rows" for name, length in lengths.items()),
-                do="give each row a value in every column",
-            )
-        self._rows = next(iter(lengths.values()), 0)
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def __getitem__(self, number: int) -> Row:
-        return {name: column[number] for name, column in self.columns.items()}
-
-    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        return [dict(self[number]) for number in numbers]
+# What a task of one's own does by itself: arguments of `train`, and settings.
+_USELESS_ARGUMENTS = ("model", "text_column", "text_pair_column", "label_column", "max_length")
+_USELESS_SETTINGS = {
+    "model": ("revision", "trust_remote_code", "allow_pickle"),
+    "data": (
+        *("train_split", "validation_split", "revision", "text_column", "text_pair_column", "label_column"),
+        *("label_kind", "label_separator", "max_length"),
+    ),
+    "training": ("class_weights",),
+}
 
 
-class _DataSet:
-    """Any data set with a length and numbered rows."""
+def check_task(task: Any, data: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse what is no task, or has no data, and arguments that nothing would read.
 
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        if hasattr(self.rows, "__getitems__"):
-            return list(self.rows.__getitems__(numbers))
-        return [self.rows[number] for number in numbers]
-
-
-def check_task(task: Any, data: Any) -> None:
-    """Refuse what is no task, or has no data.
+    Args:
+        task: The task.
+        data: What to learn from.
+        arguments: The other arguments of `train`.
 
     Raises:
         UsageError: It is none.
@@ -77,132 +50,269 @@ def check_task(task: Any, data: Any) -> None:
             do="give snugtune.Task(build_model=..., loss=...)",
         )
     if data is None:
-        raise UsageError("data is not given", why="there is nothing to learn from", do=f"give {_SHAPES}")
+        raise UsageError("data is not given", why="there is nothing to learn from", do=f"give {SHAPES}")
+    for name in _USELESS_ARGUMENTS:
+        if arguments.get(name) is not None:
+            raise _useless(name)
 
 
-def prepare(config: RunConfig, *, task: Task, data: Any, validation: Any = None) -> Prepared:
-    """Check a person's own data, and put them into the shape of every other task's.
+def prepare(
+    config: RunConfig, *, task: Task, data: Columns | DataSet, validation: Columns | DataSet | None = None
+) -> Prepared:
+    """Check a person's own task and settings, and put them into the shape of every other task's.
 
     Args:
         config: The run's configuration.
         task: The task.
-        data: What to learn from: a dictionary of arrays, or a data set whose rows are dictionaries.
-        validation: The same for what only measures; None sets a part of `data` aside.
+        data: What to learn from.
+        validation: What only measures; None sets a part of `data` aside.
 
     Raises:
-        DataError, UsageError: The data have another shape, or too few rows.
+        DataError: There are too few rows, or they have no length, or lack a column.
+        UsageError: A setting has no effect, or the metric is not measured.
     """
+    _check_settings(config, task, validation)
+    task = _checked(task, config.evaluation.metric or task.metric)
     train = _examples(data, task, "data")
-    measured = train if validation is None else _examples(validation, task, "validation")
-    notes = [f"{len(train):,} rows to learn from, {len(measured):,} rows to measure on"]
     if validation is None:
-        train, measured = _set_aside(config, train)
+        train, measured = set_aside(
+            train, fraction=config.data.validation_fraction, seed=config.training.seed
+        )
         notes = [f"{len(train):,} rows to learn from, {len(measured):,} rows set aside to measure on"]
+    else:
+        if task.measure is mean_loss:
+            _check_columns(data, validation)
+        measured = _examples(validation, task, "validation")
+        notes = [f"{len(train):,} rows to learn from, {len(measured):,} rows to measure on"]
+    best = "smallest" if task.smaller_is_better else "largest"
     return Prepared(
-        task=dataclasses.replace(
-            task, loss=_Checked(task.loss), collate=partial(_checked_batch, collate=task.collate)
-        ),
+        task=task,
         train=train,
         validation=measured,
         facts={
-            "columns": sorted(train.rows.__getitems__([0])[0]),
+            "columns": data.names,
             "label_names": [],
             "rows": {"train": len(train), "validation": len(measured)},
         },
-        notes=notes,
+        notes=[*notes, f"the best model is the one with the {best} {task.metric}"],
     )
 
 
-def digest_of(data: Any) -> str | None:
-    """SHA-256 of a dictionary of arrays; None for other data, which may be too large to read at once."""
-    if not isinstance(data, Mapping):
-        return None
-    digest = hashlib.sha256()
-    for name, column in data.items():
-        array = np.ascontiguousarray(torch.as_tensor(column).numpy())
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.data)
-    return digest.hexdigest()
+def _check_settings(config: RunConfig, task: Task, validation: Any) -> None:
+    """Refuse settings that nothing would read."""
+    for group, names in _USELESS_SETTINGS.items():
+        settings = getattr(config, group)
+        for name in names:
+            if getattr(settings, name) != type(settings).model_fields[name].default:
+                raise _useless(f"{group}.{name}")
+    for name, value, named in (
+        ("task", config.task, "own"),
+        ("model.name", config.model.name, task.name),
+        ("data.train", config.data.train, task.name),
+        ("data.validation", config.data.validation, None if validation is None else task.name),
+    ):
+        if value != named:
+            raise _useless(name)
 
 
-class _Checked:
-    """A loss whose answer is looked at before it is used."""
+def _check_columns(data: Columns | DataSet, validation: Columns | DataSet) -> None:
+    """Refuse validation data without a column that the loss may read, before anything is learnt."""
+    missing = [name for name in data.names if name not in validation.names]
+    if missing:
+        raise DataError(
+            f"validation has no column {missing[0]!r}",
+            why=f"data has {', '.join(data.names)}; validation has {', '.join(validation.names)}",
+            do="give both the same columns: the loss is measured on validation",
+        )
 
-    def __init__(self, loss: Any) -> None:
-        self.loss = loss
 
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | float]:
-        answer = self.loss(model, batch)
-        if not (isinstance(answer, tuple) and len(answer) == 2 and getattr(answer[0], "ndim", 1) == 0):
-            got = f"a {type(answer).__name__}"
-            if isinstance(answer, torch.Tensor):
-                got = f"one tensor of shape {list(answer.shape)}"
+def _useless(name: str) -> UsageError:
+    return UsageError(
+        f"{name} has no effect on a task of one's own",
+        why="the model, the data and the loss are those that the program gives",
+        do="leave it out; what it would do belongs into the functions of the task",
+    )
+
+
+def _checked(task: Task, metric: str) -> Task:
+    """The task with a look at everything that its functions return."""
+    if task.measure is mean_loss:
+        if metric != "loss":
+            raise UsageError(
+                f"the metric {metric!r} is not measured",
+                why="without `outputs` and `measure` a task measures its loss alone",
+                do="give both to the task, or leave the metric out",
+            )
+        changes: dict[str, Any] = {"outputs": None, "measure": None}  # made anew, of the checked loss
+    else:
+        changes = {
+            "outputs": partial(_checked_outputs, outputs=task.outputs),
+            "measure": partial(_checked_metrics, measure=task.measure, metric=metric),
+        }
+    if metric != task.metric:
+        changes["smaller_is_better"] = None  # what the task says is about its own metric
+    return dataclasses.replace(
+        task,
+        build_model=partial(_checked_model, build_model=task.build_model),
+        loss=partial(_checked_loss, loss=task.loss),
+        collate=partial(_checked_batch, collate=task.collate),
+        metric=metric,
+        **changes,
+    )
+
+
+class _Named(dict[str, torch.Tensor]):
+    """A batch that says what it has when it is asked for something else."""
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise DataError(
+            f"a batch has no {name!r}",
+            why=f"it has {', '.join(map(repr, self))}",
+            do="give the data, and the validation data, that column, or let `collate` of the task make it",
+        )
+
+
+def _checked_model(*, build_model: Callable[[], Any]) -> nn.Module:
+    model = build_model()
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            "`build_model` of the task must return a torch.nn.Module",
+            why=f"it returned {_show(model)}",
+            do="let it return the module",
+        )
+    return model
+
+
+def _checked_loss(
+    model: nn.Module, batch: Batch, *, loss: Callable[[nn.Module, Batch], Any]
+) -> tuple[torch.Tensor, torch.Tensor | float]:
+    answer = loss(model, _Named(batch))
+    total, count = answer if isinstance(answer, tuple) and len(answer) == 2 else (None, None)
+    one = isinstance(count, Real) or (isinstance(count, torch.Tensor) and count.numel() == 1)
+    if not (isinstance(total, torch.Tensor) and total.ndim == 0 and one):
+        raise ModelError(
+            "the loss of the task must return two things: the sum of the losses, and how many there are",
+            why=f"it returned {_show(answer)}; the first is a tensor without dimensions, the second a number "
+            "(a mean of each pass would weight the samples of small passes more)",
+            do='such as: return F.cross_entropy(answers, labels, reduction="sum"), len(labels)',
+        )
+    if torch.is_grad_enabled() and not total.requires_grad:
+        raise ModelError(
+            "the loss of the task has no gradient",
+            why="it does not depend on a parameter that learns, or was detached on the way",
+            do="compute it from the answers of the model, without torch.no_grad, .detach() and .item()",
+        )
+    return total, count.detach().reshape(()) if isinstance(count, torch.Tensor) else float(count)  # type: ignore[arg-type]
+
+
+def _checked_outputs(
+    model: nn.Module, batch: Batch, *, outputs: Callable[[nn.Module, Batch], Any]
+) -> dict[str, torch.Tensor]:
+    answer = outputs(model, _Named(batch))
+    rows = len(next(iter(batch.values())))
+    if fault := _fault(answer, rows):
+        raise ModelError(
+            f"`outputs` of the task must return a dictionary of tensors with {rows} rows each",
+            why=f"{fault}; the batch has {rows} rows",
+            do='such as: return {"answers": model(batch["x"]), "labels": batch["y"]}',
+        )
+    return dict(answer)
+
+
+def _checked_metrics(
+    outputs: dict[str, torch.Tensor], *, measure: Callable[[dict[str, torch.Tensor]], Any], metric: str
+) -> Metrics:
+    answer = measure(outputs)
+    if not isinstance(answer, Mapping):
+        raise ModelError(
+            "`measure` of the task must return a dictionary of scores",
+            why=f"it returned {_show(answer)}",
+            do=f"such as: return {{{metric!r}: 0.9}}",
+        )
+    metrics = {str(name): _plain(value, name) for name, value in answer.items()}
+    if metric not in metrics:
+        raise ModelError(
+            f"`measure` of the task returned no {metric!r}, which names the best model",
+            why=f"it returned {', '.join(map(repr, metrics)) or 'nothing'}",
+            do="name one of these in `metric` of the task",
+        )
+    for name in {metric, "loss"} & metrics.keys():
+        if not isinstance(metrics[name], (int, float)):
             raise ModelError(
-                "the loss of the task must return two things: the sum of the losses, and how many there are",
-                why=f"it returned {got}; a mean of each pass would weight the samples of small passes more",
-                do='such as: return F.cross_entropy(answers, labels, reduction="sum"), len(labels)',
+                f"the score {name!r} must be a number",
+                why=f"`measure` of the task returned {_show(answer[name])}",
+                do="return a number, or give it another name",
             )
-        return answer
+        metrics[name] = float(metrics[name])
+    return metrics
 
 
-def _checked_batch(rows: Sequence[Row], *, collate: Any) -> Batch:
-    batch = collate(rows)
-    parts = batch.items() if isinstance(batch, Mapping) else [("batch", batch)]
-    for name, part in parts:
-        if not isinstance(part, torch.Tensor) or part.shape[:1] != (len(rows),):
-            shape = f" of shape {list(part.shape)}" if isinstance(part, torch.Tensor) else ""
-            raise DataError(
-                f"a batch must be a dictionary of tensors with {len(rows)} rows each; {name!r} is not",
-                why=f"it is a {type(part).__name__}{shape}",
-                do="let `collate` of the task return such a dictionary",
-            )
+def _plain(value: Any, name: Any) -> Any:
+    """A score as the record takes it: numbers, texts, lists and dictionaries."""
+    try:
+        return json.loads(json.dumps(value, default=operator.methodcaller("tolist")))
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"the score {name!r} cannot be written into the record",
+            why=f"`measure` of the task returned {_show(value)} ({error})",
+            do="return numbers, texts, lists and dictionaries, or arrays of numbers",
+        ) from error
+
+
+def _checked_batch(rows: Sequence[Row], *, collate: Callable[[Sequence[Row]], Any]) -> Batch:
+    do = "let `collate` of the task return such a dictionary"
+    if collate is stack_rows:
+        do = 'give the task a `collate`; with datasets, data.with_format("torch") makes tensors of lists'
+    try:
+        batch = collate(rows)
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
+        if collate is not stack_rows:
+            raise
+        names = sorted({", ".join(map(repr, row)) for row in rows})
+        raise DataError(
+            "the rows of a batch cannot be stacked",
+            why=f"one has {names[0]}, another {names[-1]}"
+            if len(names) > 1
+            else " ".join(str(error).split()),
+            do="give every row the same names, and arrays of the same shape; or " + do,
+        ) from error
+    if fault := _fault(batch, len(rows)):
+        raise DataError(
+            f"a batch must be a dictionary of tensors with {len(rows)} rows each", why=fault, do=do
+        )
     return dict(batch)
 
 
-def _examples(data: Any, task: Task, name: str) -> Examples:
-    if isinstance(data, (str, bytes)) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise UsageError(
-            f"{name} is {type(data).__name__}", why="a task of one's own has no reader", do=f"give {_SHAPES}"
-        )
-    rows: Rows = Columns(data) if isinstance(data, Mapping) else _DataSet(data)
-    if not len(rows):
-        raise DataError(f"{name} has no rows", why="there is nothing to learn from", do=f"give {_SHAPES}")
-    first = rows.__getitems__([0])[0]
-    if not isinstance(first, Mapping):
-        raise UsageError(
-            f"the first row of {name} is a {type(first).__name__}",
-            why="a row has names",
-            do=f"give {_SHAPES}",
-        )
+def _fault(parts: Any, rows: int) -> str | None:
+    """Why something is no dictionary of tensors with so many rows; None if it is one."""
+    if not isinstance(parts, Mapping) or not parts:
+        return f"it is {_show(parts)}"
+    for name, part in parts.items():
+        if not isinstance(part, torch.Tensor) or part.shape[:1] != (rows,):
+            return f"{name!r} is {_show(part)}"
+    return None
+
+
+def _show(thing: Any) -> str:
+    """What kind of thing a function returned."""
+    if isinstance(thing, torch.Tensor):
+        return f"a tensor of shape {list(thing.shape)}"
+    if isinstance(thing, tuple):
+        return f"({', '.join(map(_show, thing))})"
+    return "nothing" if thing is None else f"a value of type {type(thing).__name__}"
+
+
+def _examples(rows: Columns | DataSet, task: Task, name: str) -> Examples:
     lengths = np.ones(len(rows), dtype=np.int64)
     if task.length is not None:
-        lengths = np.array([task.length(rows.__getitems__([number])[0]) for number in range(len(rows))])
+        for number in range(len(rows)):
+            length = task.length(rows.__getitems__([number])[0])
+            try:
+                lengths[number] = operator.index(length)
+            except TypeError as error:
+                raise DataError(
+                    f"row {number} of {name} has no length",
+                    why=f"`length` of the task returned {_show(length)}",
+                    do="let it return a whole number",
+                ) from error
     return Examples(rows, lengths)
-
-
-def _set_aside(config: RunConfig, examples: Examples) -> tuple[Examples, Examples]:
-    train, aside = split_rows(
-        None,
-        rows=len(examples),
-        fraction=config.data.validation_fraction,
-        seed=config.training.seed,
-        kind="own",
-    )
-    return _part(examples, train), _part(examples, aside)
-
-
-def _part(examples: Examples, numbers: np.ndarray) -> Examples:
-    return Examples(_Part(examples.rows, numbers), examples.lengths[numbers])
-
-
-class _Part:
-    """Some rows of a table."""
-
-    def __init__(self, rows: Rows, numbers: np.ndarray) -> None:
-        self.rows, self.numbers = rows, numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        return self.rows.__getitems__(self.numbers[numbers].tolist())

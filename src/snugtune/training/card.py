@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def write_card(
         "|---|---|",
         *(f"| {name} | {value:.4f} |" for name, value in metrics.items() if isinstance(value, float)),
         "",
-        *_table(metrics.get("per_class", [])),
+        *_table(class_scores(metrics)),
         "## Training",
         "",
         f"{show_count(training.epochs, 'epoch')}, {training.batch_size} samples per update, "
@@ -49,6 +51,20 @@ def write_card(
         "",
     ]
     (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def class_scores(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The scores of each label among the metrics; none where a task means something else by that name.
+
+    Args:
+        metrics: What a task measured.
+    """
+    rows = metrics.get("per_class")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return []
+    numbers = ("precision", "recall", "f1", "rows")
+    whole = all("label" in row and all(isinstance(row.get(name), Real) for name in numbers) for row in rows)
+    return rows if whole else []
 
 
 def _pipeline_head(config: RunConfig, pipeline: str, used_as: Path, facts: dict[str, Any]) -> list[str]:

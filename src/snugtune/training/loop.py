@@ -247,7 +247,7 @@ class _Run:
         value = metrics[self.task.metric]
         # A model whose answers are not numbers has a loss that is none, whatever its accuracy.
         sound = math.isfinite(metrics.get("loss", 0.0))
-        best = sound and is_better(self.task.metric, value, than=self.position.best_value)
+        best = sound and is_better(value, than=self.position.best_value, smaller=self.task.smaller_is_better)
         if best:
             self.position = dataclasses.replace(
                 self.position, best_update=self.position.update, best_value=value, stale=0

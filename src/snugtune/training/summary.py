@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from snugtune.data.writers import as_json_text, standard_output
+from snugtune.training.card import class_scores
 from snugtune.training.console import console
 from snugtune.training.result import TrainResult, show_numbers
 from snugtune.units import show_count, show_duration
@@ -67,12 +68,18 @@ def print_tables(metrics: Metrics, names: Sequence[str], out: Console) -> None:
         names: The label names.
         out: Where to print.
     """
-    classes = metrics.get("per_class", [])
+    classes = class_scores(metrics)
     if 0 < len(classes) <= _MOST_CLASSES:
         out.print(_class_table(classes))
     confusion = metrics.get("confusion", [])
-    if 0 < len(confusion) <= _MOST_CLASSES:
+    if 0 < len(names) <= _MOST_CLASSES and _is_square(confusion, len(names)):
         out.print(_confusion_table(confusion, names))
+
+
+def _is_square(confusion: Any, classes: int) -> bool:
+    """Whether it has a row and a column for each class; a task may mean something else by the name."""
+    rows = confusion if isinstance(confusion, list) else []
+    return len(rows) == classes and all(isinstance(row, list) and len(row) == classes for row in rows)
 
 
 def _class_table(classes: Sequence[dict[str, Any]]) -> Table:
@@ -82,7 +89,7 @@ def _class_table(classes: Sequence[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for row in classes:
         scores = [f"{row[name]:.3f}" for name in ("precision", "recall", "f1")]
-        table.add_row(row["label"], *scores, str(row["rows"]))
+        table.add_row(str(row["label"]), *scores, str(row["rows"]))
     return table
 
 
