@@ -5,7 +5,7 @@
 
 snugtune runs as people run it: with its record and its data loader. The plain loop gets the same batches
 ready-made, and neither logs nor measures. Both train the same model from the same weights, in one pass for
-each update, and take turns; the first updates of each turn do not count.
+each update with its padding, and take turns; the first updates of each turn do not count.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ def our_seconds(
                 "data.validation_fraction": 0.01,
                 "evaluation.every_updates": 10**6,
                 "checkpoints.every_minutes": None,
+                "training.packing": False,
                 "training.seed": 1,
             },
             quiet=True,

@@ -101,6 +101,40 @@ def _group(lengths: np.ndarray, start: int, stop: int) -> Group:
     )
 
 
+# PyTorch's own gradient of index_select adds atomically, which is slow in half precision on old cards. Here
+# every place is taken at most once, or its gradient is zero, so a copy does.
+
+
+class _Take(torch.autograd.Function):
+    """Some rows of a tensor, each at most once."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(numbers)
+        ctx.rows = source.shape[0]
+        return source.index_select(0, numbers)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (numbers,) = ctx.saved_tensors
+        whole = gradient.new_zeros(ctx.rows, *gradient.shape[1:])
+        return whole.index_copy_(0, numbers, gradient), None
+
+
+class _Place(torch.autograd.Function):
+    """Tokens at their places; padding repeats a token, and what becomes of it is never used."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tokens)
+        return source.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (tokens,) = ctx.saved_tensors
+        return gradient.index_select(0, tokens), None, None
+
+
 class Packing:
     """The packing of one model, after `pack_layers`.
 
@@ -139,7 +173,8 @@ class Packing:
         if not self.in_forward or self.layout is None:
             return None
         hidden, *rest = args
-        tokens = hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.layout.positions)
+        take: Any = _Take.apply
+        tokens = take(hidden.reshape(-1, hidden.shape[-1]), self.layout.positions)
         return (tokens.unsqueeze(0), *rest), kwargs
 
     def unpack(self, layer: nn.Module, args: Any, output: Any) -> Any:
@@ -239,20 +274,22 @@ def _attend(
     """Attention inside each row: three times [1, heads, tokens, size] -> [1, tokens, heads, size]."""
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     heads = query.shape[1:]
+    place: Any = _Place.apply
+    take: Any = _Take.apply
     parts = []
     for group in layout.groups:
 
         def placed(tensor: torch.Tensor, group: Group = group) -> torch.Tensor:
             tokens = tensor[group.start : group.stop]
             if group.places is not None:
-                tokens = tokens.index_select(0, group.places)
+                tokens = place(tokens, group.places, group.tokens)
             return tokens.view(group.rows, group.longest, *heads).transpose(1, 2)
 
         answers = nn.functional.scaled_dot_product_attention(
             placed(query), placed(key), placed(value), attn_mask=group.mask, dropout_p=dropout, scale=scaling
         )
         answers = answers.transpose(1, 2).reshape(group.rows * group.longest, *heads)
-        parts.append(answers if group.tokens is None else answers.index_select(0, group.tokens))
+        parts.append(answers if group.tokens is None else take(answers, group.tokens))
     return torch.cat(parts).unsqueeze(0)
 
 
