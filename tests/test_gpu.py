@@ -60,6 +60,49 @@ def test_checkpointed_layers_and_passes_lower_the_peak_and_keep_the_losses(train
     assert layered[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-5)  # the same dropout
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("fp16", 2e-2), ("bf16", 5e-2)])
+def test_packed_layers_learn_the_same_with_less_memory(build_tiny_model, tmp_path, precision, tolerance):
+    calm = build_tiny_model(
+        hidden_size=128,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        intermediate_size=512,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    lines = [f"the film was {'very ' * (r % 40)}{'good' if r % 2 else 'bad'},{r % 2}" for r in range(400)]
+    (tmp_path / "reviews.csv").write_text("text,label\n" + "\n".join(lines))
+
+    def run(packing: bool):
+        result = snugtune.train(
+            model=calm,
+            data=tmp_path / "reviews.csv",
+            output=tmp_path / str(packing),
+            epochs=1,
+            batch_size=128,
+            precision=precision,
+            set={"training.packing": packing, "training.pass_price": 10**6},
+            quiet=True,
+        )
+        return updates(result)
+
+    packed, padded = run(True), run(False)
+    assert [line["loss"] for line in packed] == pytest.approx(
+        [line["loss"] for line in padded], rel=tolerance
+    )
+    peaks = [max(line["allocated_bytes"] for line in lines) for lines in (packed, padded)]
+    assert peaks[0] < 0.8 * peaks[1]
+    assert {line["padding"] for line in packed} == {0.0}
+
+
+def test_updates_are_waited_for_later_and_are_the_same(train, monkeypatch):
+    late = updates(train("late", precision="fp32"))
+    monkeypatch.setattr("snugtune.training.loop.most_pending", lambda *args: 0)
+    at_once = updates(train("at-once", precision="fp32"))
+    assert [line["loss"] for line in late] == pytest.approx([line["loss"] for line in at_once], rel=1e-4)
+    assert [line["update"] for line in late] == [line["update"] for line in at_once]
+
+
 def test_an_interrupted_run_continues_on_the_card(train, monkeypatch):
     from snugtune.step import Step
 
