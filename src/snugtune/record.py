@@ -220,8 +220,9 @@ def _collect(lines: Iterable[bytes]) -> Record:
             end = line
         else:
             unknown += 1
+    first = starts[0] if starts else None
     return Record(
-        start=next((line for line in reversed(starts) if not line.get("resumed_from_update")), None),
+        start=next((line for line in reversed(starts) if not line.get("resumed_from_update")), first),
         starts=starts,
         updates=[updates[number] for number in sorted(updates)],
         evaluations=evaluations,
