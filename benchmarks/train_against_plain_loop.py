@@ -105,7 +105,7 @@ def our_seconds(
     """Seconds of an update by `snugtune train`, without the writing of checkpoint and model at the end."""
     shutil.rmtree(output, ignore_errors=True)
     with (
-        mock.patch.object(checkpoints, "save_checkpoint", lambda folder, step, position: folder),
+        mock.patch.object(checkpoints, "save_checkpoint", lambda folder, *rest, **more: folder),
         mock.patch.object(loop, "finish_model", return_value={}),
     ):
         (output / "checkpoints").mkdir(parents=True)

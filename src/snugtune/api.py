@@ -69,7 +69,7 @@ def train(
     """
     from snugtune.runfile import load_config
     from snugtune.training.console import console
-    from snugtune.training.folder import open_folder
+    from snugtune.training.lock import open_locked
     from snugtune.training.result import finished_result
     from snugtune.training.summary import print_result
 
@@ -79,17 +79,18 @@ def train(
     if not isinstance(everyday.get("task"), str | None):
         everyday, digests, prepare = _own(**everyday)  # type: ignore[arg-type]
     config = load_config(run_file, everyday=everyday, settings=set)
-    folder = open_folder(config, digests)
-    if folder.state == "finished":
-        result = finished_result(folder)
-        if not quiet:
-            console().print(f"run       {folder.path} finished before; nothing was trained")
-    else:
-        _need_training()
-        from snugtune.training.loop import run_training
+    with open_locked(config, digests) as folder:
+        if folder.state == "finished":
+            result = finished_result(folder)
+            if not quiet:
+                console().print(f"run       {folder.path} finished before; nothing was trained")
+        else:
+            _need_training()
+            from snugtune.training.loop import run_training
 
-        mode: Mode = "quiet" if quiet else "verbose" if verbose else "normal"
-        result = run_training(config, folder, mode=mode, **({} if prepare is None else {"prepare": prepare}))
+            mode: Mode = "quiet" if quiet else "verbose" if verbose else "normal"
+            own = {} if prepare is None else {"prepare": prepare}
+            result = run_training(config, folder, mode=mode, **own)
     if not quiet and result.status == "finished":
         print_result(result, console())
     return result

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -91,7 +94,20 @@ def train(
         return
     result = api.train(run_file, set=settings, quiet=quiet, verbose=verbose, **everyday)
     if result.status == "interrupted":
-        raise typer.Exit(130)
+        _leave_interrupted(quiet)
+
+
+def _leave_interrupted(quiet: bool) -> NoReturn:
+    """Print the command that continues, which is the one that was given, and leave."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is saved: one more Ctrl-C changes nothing
+    if not quiet and os.environ.get("RANK", "0") == "0":
+        program = ["python", "-m", "snugtune"] if Path(sys.argv[0]).stem == "__main__" else ["snugtune"]
+        if "LOCAL_WORLD_SIZE" in os.environ:
+            launcher = ["python", "-m", "torch.distributed.run", "--nproc-per-node"]
+            program = [*launcher, os.environ["LOCAL_WORLD_SIZE"], "-m", "snugtune"]
+        words = [*program, *sys.argv[1:]]
+        typer.echo(f"continue  {subprocess.list2cmdline(words) if os.name == 'nt' else shlex.join(words)}")
+    raise typer.Exit(130)
 
 
 _Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as runs/reviews.")]
@@ -181,7 +197,7 @@ def demo(
 ) -> None:
     """Teach a real model to sort real news articles, in about two minutes."""
     if api.demo(output, quiet=quiet).status == "interrupted":
-        raise typer.Exit(130)
+        _leave_interrupted(quiet)
 
 
 @app.command()
@@ -210,4 +226,5 @@ def main() -> None:
             typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.exit(130)

@@ -23,9 +23,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
+from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,6 +42,8 @@ KINDS = ("start", "update", "evaluation", "checkpoint", "event", "end")
 _COUNTED = ("update", "evaluation", "checkpoint")  # kinds that belong to an update
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
+_log = logging.getLogger(__name__)
+
 Line = dict[str, Any]
 
 
@@ -50,7 +55,7 @@ class Record:
     """
 
     start: Line | None = None
-    """The first start of the run."""
+    """The start of the run: the last one that began with its first update."""
     starts: list[Line] = field(default_factory=list)
     """Every start: one more for each resume."""
     updates: list[Line] = field(default_factory=list)
@@ -73,13 +78,17 @@ class RecordWriter:
 
     Args:
         path: The file; it is made if it does not exist, its folder is not.
+        patient: Keep lines that the disk does not take, and write them before the next one. That is said
+            once; `flush` tells whether they could be written in the end.
 
     Raises:
         RunFolderError: The file cannot be opened for writing.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, patient: bool = False) -> None:
+        self.path, self.patient = path, patient
+        self._waiting: deque[bytes] = deque()
+        self._warned = False
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         try:
             self._file = os.open(path, flags, 0o644)
@@ -97,7 +106,7 @@ class RecordWriter:
 
         Raises:
             ValueError: The kind is unknown, or a field has the name of one that every line has.
-            RunFolderError: The line could not be written whole.
+            RunFolderError: The line could not be written whole, and the writer is not patient.
         """
         if kind not in KINDS:
             raise ValueError(f"unknown kind of record line {kind!r}; known: {', '.join(KINDS)}")
@@ -108,19 +117,39 @@ class RecordWriter:
         text = json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         # Half a surrogate pair (from a file name, say) has no UTF-8, but the escape is JSON's own.
         data = text.encode("utf-8", "backslashreplace") + b"\n"
-        if self._line_is_cut:
-            data = b"\n" + data
+        self._waiting.append(data)
         try:
-            written = os.write(self._file, data)
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
-        self._line_is_cut = written < len(data)
-        if self._line_is_cut:
-            raise _cannot_write(self.path, f"{written} of {len(data)} bytes fitted, so the disk is full")
+            self.flush()
+        except RunFolderError as error:
+            if not self.patient:
+                self._waiting.clear()
+                raise
+            if not self._warned:
+                _log.warning("the record waits for room on the disk, and the run goes on (%s)", error.why)
+            self._warned = True
+
+    def flush(self) -> None:
+        """Write the lines that wait, the oldest first.
+
+        Raises:
+            RunFolderError: The disk does not take them.
+        """
+        while self._waiting:
+            data = b"\n" + self._waiting[0] if self._line_is_cut else self._waiting[0]
+            try:
+                written = os.write(self._file, data)
+            except OSError as error:
+                raise _cannot_write(self.path, error) from error
+            self._line_is_cut = written < len(data)
+            if self._line_is_cut:
+                raise _cannot_write(self.path, f"{written} of {len(data)} bytes fitted, so the disk is full")
+            self._waiting.popleft()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         if self._file >= 0:
+            with suppress(RunFolderError):
+                self.flush()
             os.close(self._file)
             self._file = -1
 
@@ -191,8 +220,9 @@ def _collect(lines: Iterable[bytes]) -> Record:
             end = line
         else:
             unknown += 1
+    first = starts[0] if starts else None
     return Record(
-        start=starts[0] if starts else None,
+        start=next((line for line in reversed(starts) if not line.get("resumed_from_update")), first),
         starts=starts,
         updates=[updates[number] for number in sorted(updates)],
         evaluations=evaluations,

@@ -130,6 +130,7 @@ def test_a_state_that_says_something_else_is_refused_in_words(state, tmp_path):
 def test_only_safetensors_and_json_are_written(tmp_path):
     path = save_checkpoint(tmp_path, make_step(), POSITION)
     assert sorted(file.name for file in path.iterdir()) == [
+        "manifest.json",
         "model.safetensors",
         "optimizer.safetensors",
         "state.json",
@@ -195,6 +196,6 @@ def test_old_checkpoints_go_but_never_the_best(tmp_path):
         save_checkpoint(tmp_path, step, Position(update=update))
     (tmp_path / "update-notes").mkdir()
     assert [int(path.name[7:]) for path in list_checkpoints(tmp_path)] == [2, 9, 10, 20, 100]
-    remove_old(tmp_path, keep_last=2, best_update=9)
+    remove_old(tmp_path, run_id="", keep_last=2, best_update=9, update=100)
     assert [int(path.name[7:]) for path in list_checkpoints(tmp_path)] == [9, 20, 100]
     assert (tmp_path / "update-notes").exists()

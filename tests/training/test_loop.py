@@ -5,72 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import snugtune
 from snugtune.errors import RunFolderError, UsageError
 from snugtune.record import read_record
 from snugtune.step import Step
-
-WORDS = {"yes": "good great fun", "no": "bad awful boring"}
-
-
-@pytest.fixture
-def reviews(tmp_path: Path) -> Path:
-    """60 short texts of two classes that a tiny model can tell apart."""
-    lines = ["text,label"]
-    for row in range(60):
-        label = "yes" if row % 2 else "no"
-        word = WORDS[label].split()[row % 3]
-        lines.append(f"the film was {'very ' * (row % 7)}{word},{label}")
-    path = tmp_path / "reviews.csv"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-@pytest.fixture
-def train(tiny_model, reviews, tmp_path):
-    """Train the tiny model quietly; settings by dotted name."""
-
-    def run(output: str = "run", settings: dict[str, object] | None = None, **everyday: object):
-        arguments = {
-            "model": tiny_model,
-            "data": reviews,
-            "batch_size": 8,
-            "epochs": 2,
-            "learning_rate": 1e-2,
-        }
-        return snugtune.train(
-            **{**arguments, **everyday, "output": tmp_path / output}, set=settings, quiet=True
-        )
-
-    return run
-
-
-def weights(result) -> dict[str, torch.Tensor]:
-    return load_file(result.model_folder / "model.safetensors")
-
-
-def assert_equal(one, other) -> None:
-    first, second = weights(one), weights(other)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def stop_after(monkeypatch, update: int, with_signal: signal.Signals = signal.SIGINT) -> None:
-    """Send the process a signal while it runs the given update."""
-    real = Step.launch
-
-    def run(self, passes, *, number, **more):
-        if number == update:
-            os.kill(os.getpid(), with_signal)
-        return real(self, passes, number=number, **more)
-
-    monkeypatch.setattr(Step, "launch", run)
+from tiny_runs import assert_equal, stop_after, weights
 
 
 def test_a_run_leaves_a_model_that_people_can_use(train, tmp_path):
@@ -78,6 +21,7 @@ def test_a_run_leaves_a_model_that_people_can_use(train, tmp_path):
     assert result.status == "finished"
     assert result.metrics["accuracy"] == 1.0
     assert {path.name for path in result.folder.iterdir()} == {
+        ".lock",
         "checkpoints",
         "config.yaml",
         "environment.json",

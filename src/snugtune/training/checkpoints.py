@@ -6,46 +6,64 @@ import dataclasses
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
-from snugtune.errors import RunFolderError
+from snugtune.errors import ModelError, RunFolderError
 from snugtune.step import Step
-from snugtune.training.positions import Position, checkpoint_path, list_checkpoints
+from snugtune.training.folder import WRITING
+from snugtune.training.manifest import MANIFEST, check_files, write_manifest
+from snugtune.training.positions import Position, belongs, checkpoint_path, list_checkpoints, update_of
 
-VERSION = 1
+VERSION = 2
+"""Version 1 had no manifest and no run_id; it is still read."""
+
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError)
 
 
-def save_checkpoint(folder: Path, step: Step, position: Position) -> Path:
+class BadCheckpoint(RunFolderError):
+    """A checkpoint that is damaged or of another run: the one before may do."""
+
+
+def save_checkpoint(folder: Path, step: Step, position: Position, *, run_id: str = "") -> Path:
     """Write the state of a step; the checkpoint appears only when it is complete.
+
+    Args:
+        folder: Where the checkpoints lie.
+        step: The step.
+        position: How far the run is.
+        run_id: The run it belongs to.
 
     Raises:
         RunFolderError: The disk is full, or the folder cannot be written. Earlier checkpoints stay.
     """
     final = checkpoint_path(folder, position.update)
-    aside = folder / ".writing"
-    optimizer_tensors, optimizer_rest = _split(step.optimizer.state_dict()["state"])
+    aside = folder / WRITING
+    tensors, rest = _split(step.optimizer.state_dict()["state"])
     state = {
         "version": VERSION,
+        "run_id": run_id,
         "position": dataclasses.asdict(position),
-        "optimizer": {"name": step.choices.optimizer, "state": optimizer_rest},
+        "optimizer": {"name": step.choices.optimizer, "state": rest, "tensors": sorted(tensors)},
         "scaler": step.scaler.state_dict(),
     }
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        for name, tensors in (("model", model_tensors(step.model)), ("optimizer", optimizer_tensors)):
-            whole = {key: _whole(tensor) for key, tensor in tensors.items()}
+        for name, parts in (("model", model_tensors(step.model)), ("optimizer", tensors)):
+            whole = {key: _whole(tensor) for key, tensor in parts.items()}
             save_file(whole, aside / f"{name}.safetensors", metadata={"format": "pt"})
         (aside / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-        for path in aside.iterdir():
-            _sync(path)
-        shutil.rmtree(final, ignore_errors=True)
+        write_manifest(aside)
+        sync(aside)
+        _make_way(final, run_id)
         aside.rename(final)
+        _sync_folder(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise RunFolderError(
@@ -56,29 +74,41 @@ def save_checkpoint(folder: Path, step: Step, position: Position) -> Path:
     return final
 
 
-def load_checkpoint(path: Path, step: Step) -> Position:
-    """Put a step into the state of a checkpoint.
+def load_checkpoint(path: Path, step: Step, *, run_id: str | None = None) -> Position:
+    """Put a step into the state of a checkpoint, after a look at every byte of it.
+
+    Args:
+        path: The checkpoint.
+        step: The step.
+        run_id: The run it must belong to; None takes any.
 
     Raises:
-        RunFolderError: The checkpoint is damaged, or belongs to another model or optimizer.
+        BadCheckpoint: It is damaged, or belongs to another run.
+        RunFolderError: It is whole, but of another model, optimizer or version.
     """
     try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        _check(state, step)
-        optimizer_tensors = load_file(path / "optimizer.safetensors")
-        load_weights(path, step)
+        state = _read_state(path)
+        _check_version(state)
+        _check_whole(path, state, run_id)
+        tensors = load_file(path / "optimizer.safetensors")
+        load_file(path / "model.safetensors")
         whole = step.optimizer.state_dict()
-        whole["state"] = _join(optimizer_tensors, state["optimizer"]["state"])
+        whole["state"] = _join(tensors, state["optimizer"]["state"])
+        position = Position(**state["position"])
+    except _Mismatch as error:
+        raise _cannot_continue(RunFolderError, path, error) from error
+    except _DAMAGE as error:
+        raise _cannot_continue(BadCheckpoint, path, error) from error
+    try:
+        _check_optimizer(state, tensors, step, position)
+        load_weights(path, step)
         step.optimizer.load_state_dict(whole)
+        _own(step.optimizer)
         if state["scaler"]:  # empty if the run began in another precision, on another device
             step.scaler.load_state_dict(state["scaler"])
-        return Position(**state["position"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
-        raise RunFolderError(
-            f"cannot continue from the checkpoint {path}",
-            why=" ".join(str(error).split()),
-            do=f"delete {path}, and the same command continues from the one before",
-        ) from error
+    except (*_DAMAGE, RuntimeError) as error:
+        raise _cannot_continue(RunFolderError, path, error) from error
+    return position
 
 
 def load_weights(path: Path, step: Step) -> None:
@@ -100,15 +130,53 @@ def load_weights(path: Path, step: Step) -> None:
         tensor.copy_(saved[name])
 
 
-def remove_old(folder: Path, *, keep_last: int, best_update: int | None) -> None:
-    """Delete all but the newest `keep_last` checkpoints and the best one."""
-    paths = list_checkpoints(folder)
-    keep = {*paths[-keep_last:]}
+def load_best(path: Path, step: Step) -> None:
+    """Copy the model's tensors from a checkpoint that is verified before.
+
+    Raises:
+        BadCheckpoint: It is not there, or damaged.
+    """
+    try:
+        _check_whole(path, _read_state(path), None)
+        load_weights(path, step)
+    except _DAMAGE as error:
+        raise _cannot_continue(BadCheckpoint, path, error) from error
+
+
+def remove_old(folder: Path, *, run_id: str, keep_last: int, best_update: int | None, update: int) -> None:
+    """Delete the run's checkpoints but the newest `keep_last` and the best one; others are left alone.
+
+    Args:
+        folder: Where the checkpoints lie.
+        run_id: The run.
+        keep_last: How many stay.
+        best_update: Update of the best one.
+        update: The update the run is at. Checkpoints of later ones were damaged, so they are void.
+    """
+    own = [path for path in list_checkpoints(folder) if belongs(path, run_id)]
+    keep = {*[path for path in own if update_of(path) <= update][-keep_last:]}
     if best_update is not None:
         keep.add(checkpoint_path(folder, best_update))
-    for path in paths:
+    for path in own:
         if path not in keep:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def check_savable(step: Step) -> None:
+    """Find out before the first update whether the model is of a kind that can be saved at all.
+
+    Raises:
+        ModelError: It has tensors that safetensors does not know.
+    """
+    for name, tensor in model_tensors(step.model).items():
+        try:
+            save({name: torch.empty(0, dtype=tensor.dtype, layout=tensor.layout)})
+        except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise ModelError(
+                f"{name} of the model cannot be saved",
+                why=f"it is {tensor.dtype}, {tensor.layout}: {' '.join(str(error).split())}",
+                do="make it a dense tensor, or a buffer with persistent=False",
+            ) from error
 
 
 def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -118,19 +186,93 @@ def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *buffers.items()]}
 
 
+def sync(folder: Path) -> None:
+    """Wait until the files of a folder are on the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+class _Mismatch(Exception):
+    """A checkpoint that this run cannot use, though nothing is damaged."""
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    if not isinstance(state, dict):
+        raise ValueError("state.json does not hold a state")
+    return state
+
+
+def _check_version(state: dict[str, Any]) -> None:
+    if state["version"] not in (1, VERSION):
+        raise _Mismatch(f"it has version {state['version']}, this snugtune reads versions 1 and {VERSION}")
+
+
+def _check_whole(path: Path, state: dict[str, Any], run_id: str | None) -> None:
+    if state["version"] == 1 and not (path / MANIFEST).exists():
+        return
+    check_files(path)
+    if run_id is not None and state["run_id"] != run_id:
+        raise ValueError("it belongs to another run")
+
+
+def _check_optimizer(
+    state: dict[str, Any], tensors: dict[str, torch.Tensor], step: Step, position: Position
+) -> None:
+    """Refuse an optimizer that would begin anew for some parameters, or for all of them."""
+    if state["optimizer"]["name"] != step.choices.optimizer:
+        raise ValueError(
+            f"its optimizer is {state['optimizer']['name']}, the run's is {step.choices.optimizer}"
+        )
+    names = {id(parameter): name for name, parameter in step.model.named_parameters()}
+    order = [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
+    if "tensors" not in state["optimizer"] and position.applied and not tensors:  # version 1
+        raise ValueError("it has no state of the optimizer")
+    for key in state["optimizer"].get("tensors", tensors):
+        number, _, what = key.partition(".")
+        if int(number) >= len(order):
+            raise ValueError("its optimizer has more parameters than this run's")
+        if key not in tensors:
+            raise ValueError(f"the state of its optimizer lacks {what} of {names[id(order[int(number)])]}")
+
+
+def _cannot_continue(kind: type[RunFolderError], path: Path, error: Exception) -> RunFolderError:
+    why = str(error) if not isinstance(error, KeyError) else f"{error} is missing in state.json"
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        why = f"{Path(error.filename).name} is missing"
+    return kind(
+        f"cannot continue from the checkpoint {path}",
+        why=" ".join(why.split()),
+        do=f"delete {path}, and the same command continues from the one before",
+    )
+
+
+def _make_way(final: Path, run_id: str) -> None:
+    """Clear the place of a new checkpoint; what lies there was skipped, as damaged or another run's."""
+    if belongs(final, run_id):
+        shutil.rmtree(final)
+    elif final.exists():
+        number = 1
+        while (kept := final.with_name(f"{final.name}.kept-{number}")).exists():
+            number += 1
+        final.rename(kept)
+
+
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with a memory of its own: safetensors takes no views."""
     owns = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if owns else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _check(state: dict[str, Any], step: Step) -> None:
-    if state["version"] != VERSION:
-        raise ValueError(f"it has version {state['version']}, this snugtune reads version {VERSION}")
-    if state["optimizer"]["name"] != step.choices.optimizer:
-        raise ValueError(
-            f"its optimizer is {state['optimizer']['name']}, the run's is {step.choices.optimizer}"
-        )
+def _own(optimizer: torch.optim.Optimizer) -> None:
+    """Copy what still lies in the file: on a network disk, a file that is gone would take the run along."""
+    for values in optimizer.state.values():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                values[name] = value.clone()
 
 
 def _split(state: dict[int, dict[str, Any]]) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
@@ -154,6 +296,12 @@ def _join(tensors: dict[str, torch.Tensor], rest: dict[str, dict[str, Any]]) -> 
     return state
 
 
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # where a folder cannot be opened
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every file system can do it for folders
+            os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -5,41 +5,48 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from safetensors import SafetensorError
+
 from snugtune.config import RunConfig
 from snugtune.errors import RunFolderError
 from snugtune.record import read_record
 from snugtune.step import Step
 from snugtune.tasks import Metrics
 from snugtune.training.card import write_card
-from snugtune.training.checkpoints import load_weights
-from snugtune.training.folder import RunFolder
-from snugtune.training.positions import Position, checkpoint_path
+from snugtune.training.checkpoints import sync
+from snugtune.training.folder import WRITING, RunFolder
 
 
 def finish_model(
-    config: RunConfig, folder: RunFolder, step: Step, position: Position, facts: dict[str, Any]
+    config: RunConfig, folder: RunFolder, step: Step, update: int | None, facts: dict[str, Any]
 ) -> Metrics:
-    """Write `model/` from the best checkpoint and return its scores.
+    """Write `model/` and return its scores. The checkpoints stay, so a full disk costs no work.
+
+    Args:
+        config: The run's configuration.
+        folder: The run's folder.
+        step: Its model has the weights that are to be written.
+        update: The update they are of; None where no evaluation was the best.
+        facts: What is known of the data.
 
     Raises:
         RunFolderError: The folder cannot be written.
     """
-    best = position.best_update
-    if best is not None and best != position.update:
-        load_weights(checkpoint_path(folder.checkpoints, best), step)
-    metrics = _metrics_of(folder, best)
-    aside = folder.path / ".writing-model"
+    metrics = _metrics_of(folder, update)
+    aside = folder.path / f"{WRITING}-model"
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         step.task.save(step.model, aside)
         write_card(aside, config, used_as=folder.model, facts=facts, metrics=metrics)
+        sync(aside)
         shutil.rmtree(folder.model, ignore_errors=True)
         aside.rename(folder.model)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
         raise RunFolderError(
             f"cannot write the finished model into {folder.model}",
-            why=str(error.strerror or error),
+            why=str(getattr(error, "strerror", None) or error),
             do="make room; the same command then continues from the last checkpoint",
         ) from error
     return metrics

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,8 +15,14 @@ from snugtune.config import RunConfig, differences
 from snugtune.errors import RunFolderError, UsageError
 from snugtune.record import Record, read_record
 from snugtune.runfile import load_config
-from snugtune.training.positions import list_checkpoints
+from snugtune.training.positions import list_checkpoints, run_of
 from snugtune.units import MiB
+
+WRITING = ".writing"
+"""How names of what is being written begin; a run that starts removes them."""
+LOCK = ".lock"
+HOLDER = "running.json"
+_FIRST = {"log.txt", "record.jsonl", LOCK, HOLDER, "tensorboard", "wandb"}
 
 
 @dataclass(frozen=True)
@@ -78,24 +87,75 @@ def open_folder(config: RunConfig, data_digests: dict[str, str] | None = None) -
             why=str(error.strerror or error),
             do="give another folder with --output",
         ) from error
+    _check_ours(path, names)
     digests = _digests(config) if data_digests is None else data_digests
     new = RunFolder(path, "new", Record(), uuid4().hex, digests)
-    if names <= {new.log.name}:  # no more than the log of a start that failed
-        return new
     if "config.yaml" not in names:
-        raise RunFolderError(
-            f"{path} is not a run of snugtune",
-            why=f"it has no config.yaml, but holds {', '.join(sorted(names)[:3])}",
-            do="give an empty or new folder with --output",
-        )
+        return new
     record = read_record(path / "record.jsonl")
     finished = record.end is not None and record.end.get("status") == "finished"
-    if not finished and not list_checkpoints(new.checkpoints):
+    found = list_checkpoints(new.checkpoints)
+    if not finished and not found:
         return new
     _check_same(config, path)
     _check_data(digests, record, path, strict=data_digests is not None)
-    run_id = (record.start or {}).get("run_id") or uuid4().hex
+    told = [line["run_id"] for line in record.starts if "run_id" in line]
+    run_id = told[-1] if told else next(filter(None, map(run_of, reversed(found))), new.run_id)
     return RunFolder(path, "finished" if finished else "unfinished", record, run_id, digests)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a folder is a run, or may become one: it is not there, or holds what a run makes first."""
+    try:
+        return not path.exists() or _ours({entry.name for entry in path.iterdir()})
+    except OSError:
+        return False
+
+
+def clear_leftovers(folder: RunFolder) -> None:
+    """Remove what a run that was killed while it wrote has left half."""
+    for place in (folder.path, folder.checkpoints):
+        for path in place.glob(f"{WRITING}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    path.unlink()
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a file so that it is never half: a run that is killed meanwhile leaves the one of before.
+
+    Raises:
+        RunFolderError: It cannot be written.
+    """
+    aside = path.with_name(f"{WRITING}-{path.name}")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {path}",
+            why=str(error.strerror or error),
+            do="make room, or mend the permissions; the same command then continues",
+        ) from error
+
+
+def _ours(names: set[str]) -> bool:
+    """Names in a folder -> whether it is a run. What is made before config.yaml may be there alone."""
+    return "config.yaml" in names or all(name in _FIRST or name.startswith(WRITING) for name in names)
+
+
+def _check_ours(path: Path, names: set[str]) -> None:
+    if not _ours(names):
+        raise RunFolderError(
+            f"{path} is not a run of snugtune",
+            why=f"it has no config.yaml, but holds {', '.join(sorted(names - {LOCK})[:3])}",
+            do="give an empty or new folder with --output",
+        )
 
 
 def _digests(config: RunConfig) -> dict[str, str]:

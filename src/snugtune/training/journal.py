@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -29,7 +29,8 @@ class Journal:
 
     def log(self, text: str) -> None:
         """A sentence for the log alone."""
-        self._log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {text}\n")
+        with suppress(OSError):  # a full disk; the screen and the record say it too
+            self._log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {text}\n")
 
     @contextmanager
     def above(self, progress: Progress) -> Iterator[None]:
@@ -69,13 +70,14 @@ def open_journal(path: Path, mode: Mode) -> Iterator[Journal]:
             do="give another folder with --output, or mend its permissions",
         ) from error
     logger = logging.getLogger("snugtune")
-    with log:
-        journal = Journal(log, mode)
-        handler, level = _Handler(journal, mode), logger.level
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        try:
-            yield journal
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(level)
+    journal = Journal(log, mode)
+    handler, level = _Handler(journal, mode), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield journal
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        with suppress(OSError):
+            log.close()

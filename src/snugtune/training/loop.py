@@ -23,8 +23,9 @@ from snugtune.inference import measure
 from snugtune.processes import Processes
 from snugtune.record import RecordWriter
 from snugtune.tasks import Metrics, Prepared, is_better
-from snugtune.training import checkpoints
 from snugtune.training.assembly import build_step, build_updates, count_parameters, evaluation_rows
+from snugtune.training.checkpoints import check_savable
+from snugtune.training.continuing import load_newest, put_best, tell_changes
 from snugtune.training.device import (
     Device,
     MemoryMeter,
@@ -34,7 +35,7 @@ from snugtune.training.device import (
     open_processes,
 )
 from snugtune.training.finish import finish_model
-from snugtune.training.folder import RunFolder, check_same_run
+from snugtune.training.folder import RunFolder, check_same_run, clear_leftovers, write_aside
 from snugtune.training.interrupt import Interrupts
 from snugtune.training.journal import Journal, open_journal
 from snugtune.training.pending import Pending, most_pending
@@ -43,8 +44,11 @@ from snugtune.training.progress import Mode, open_progress
 from snugtune.training.rates import Rates
 from snugtune.training.reports import Reports
 from snugtune.training.result import TrainResult
+from snugtune.training.saving import Saver
 from snugtune.training.schedule import learning_rate
+from snugtune.training.space import check_space, saves_left
 from snugtune.training.trackers import TrackedRecord, open_trackers
+from snugtune.training.workers import explained_dead_workers
 from snugtune.units import show_count
 
 
@@ -74,6 +78,8 @@ def run_training(
         speaks = processes.rank == 0
         log, path = (folder.log, folder.record_path) if speaks else (Path(os.devnull), Path(os.devnull))
         journal = stack.enter_context(open_journal(log, mode if speaks else "quiet"))
+        if speaks:
+            clear_leftovers(folder)
         device = stack.enter_context(open_device(accelerator.device, budget_bytes=config.budget_bytes))
         several = "" if processes.alone else f", with {processes.count} processes"
         journal.say(f"run       {folder.path} on {describe(device, config.budget_bytes)}{several}")
@@ -83,7 +89,7 @@ def run_training(
             journal.say(f"data      {note}")
         record = stack.enter_context(TrackedRecord(path, trackers))
         try:
-            with explained_out_of_memory(device, passes=config.training.passes):
+            with explained_out_of_memory(device, passes=config.training.passes), explained_dead_workers():
                 run = _Run(config, prepared, device, processes, folder, record, journal)
                 return run.run(mode if speaks else "quiet")
         except BaseException as error:
@@ -117,26 +123,31 @@ class _Run:
         self.pending: deque[Pending] = deque()
         self.most_pending = most_pending(device, self.step.choices.precision)
         self.meter = MemoryMeter(device)
-        self.saved_at = time.monotonic()
+        keep_last = config.checkpoints.keep_last
+        self.saver = Saver(folder, self.step, self.reports, processes, keep_last=keep_last)
 
     @property
     def _decided(self) -> dict[str, Any]:
         return {decision.name: decision.value for decision in self.decisions}
 
     def run(self, mode: Mode) -> TrainResult:
+        check_savable(self.step)
         self._resume()
+        room = self.processes.first_here(self._room)
         self._write_start()
+        self.reports.journal.say(f"disk      {room}")
         began = time.monotonic() - self.position.seconds
-        over = interrupted = False
+        interrupted = False
+        over = self._is_over()  # a run may have ended between its last checkpoint and its model
         with (
             open_progress(
                 total_updates=self.updates.total, done_updates=self.position.update, mode=mode
             ) as progress,
             self.reports.journal.above(progress),
-            Interrupts() as interrupts,
+            Interrupts(quiet=mode == "quiet", launched=not self.processes.alone) as interrupts,
         ):
             self.reports.progress, self.reports.rates = progress, Rates(now=time.monotonic())
-            for passes in self._loader():
+            for passes in () if over else self._loader():
                 self._launch(passes)
                 self._settle(most_pending=self.most_pending)
                 self.position = dataclasses.replace(self.position, seconds=time.monotonic() - began)
@@ -145,27 +156,35 @@ class _Run:
                 if over or interrupted:
                     break
             self._settle(most_pending=0)
-        return self._interrupted() if interrupted else self._finish()
+            if interrupted:
+                return self._interrupted()  # a second Ctrl-C may come while it saves
+        return self._finish()
 
     def _resume(self) -> None:
-        before = (self.folder.record.starts or [{}])[-1].get("choices", {}).get("precision")
-        say = self.reports.journal.say
-        if before not in (None, self.step.choices.precision):
-            say(f"precision was {before} before: from here on the numbers round differently")
         found = list_checkpoints(self.folder.checkpoints)
         if found:
-            check_same_run(
-                self.folder, parameters=count_parameters(self.step.model), updates=self.updates.total
-            )
-            self.position = checkpoints.load_checkpoint(found[-1], self.step)
-            say(f"continue  after update {self.position.update} of {self.updates.total}")
+            parameters = count_parameters(self.step.model)
+            check_same_run(self.folder, parameters=parameters, updates=self.updates.total)
+        self.position = load_newest(self.folder, self.step, self.reports, self.processes)
+        if not found:
+            return
+        self.saver.last = self.position.update
+        now = {"device": self.device.name, "processes": self.processes.count}
+        tell_changes(self.folder, self.decisions, now, self.reports)
+        self.reports.journal.say(f"continue  after update {self.position.update} of {self.updates.total}")
+
+    def _room(self) -> str:
+        done, total = self.position.update, self.updates.total
+        comes = saves_left(done=done, total=total, every=self.every_updates)
+        keep_last = self.config.checkpoints.keep_last
+        return check_space(self.folder, self.step, keep_last=keep_last, saves_left=comes)
 
     def _write_start(self) -> None:
         parameters = count_parameters(self.step.model)
         self.reports.plan(self.decisions, epochs=self.config.training.epochs, parameters=parameters)
         if self.processes.rank:
             return
-        (self.folder.path / "config.yaml").write_text(show_config(self.config), encoding="utf-8")
+        write_aside(self.folder.path / "config.yaml", show_config(self.config))
         self.reports.start(
             run_id=self.folder.run_id,
             resumed_from_update=self.position.update or None,
@@ -217,24 +236,34 @@ class _Run:
     def _measure_and_save(self) -> bool:
         """Evaluate and save when it is time; True when the run is over."""
         update, total = self.position.update + len(self.pending), self.updates.total
-        minutes = self.config.checkpoints.every_minutes
-        timed = minutes is not None and time.monotonic() - self.saved_at >= minutes * 60
+        timed = self.saver.is_due(self.config.checkpoints.every_minutes)
         measured = update % self.every_updates == 0 or update == total
         if not (measured or timed):
             return False
         self._settle(most_pending=0)
         self.reports.rates.pause(now=time.monotonic())
+        before = self.position
         if measured:
             self._evaluate()
-        self._save("evaluation" if measured else "time")
-        self.reports.rates.resume(now=time.monotonic())
-        patience = self.config.evaluation.early_stopping
-        if measured and patience is not None and self.position.stale >= patience and update < total:
-            self.reports.journal.say(
-                f"stopped early: {show_count(patience, 'evaluation')} without a better {self.task.metric}"
+        saved = self.saver.save(self.position, "evaluation" if measured else "time")
+        if measured and update < total and self.processes.any(not saved):
+            # These weights are gone after the next update: the best that is on the disk stays the best.
+            self.position = dataclasses.replace(
+                self.position, best_update=before.best_update, best_value=before.best_value
             )
+        self.reports.rates.resume(now=time.monotonic())
+        return self._is_over()
+
+    def _is_over(self) -> bool:
+        patience, stale = self.config.evaluation.early_stopping, self.position.stale
+        if self.position.update == self.updates.total:
             return True
-        return update == total
+        if patience is None or stale < patience:
+            return False
+        self.reports.journal.say(
+            f"stopped early: {show_count(patience, 'evaluation')} without a better {self.task.metric}"
+        )
+        return True
 
     def _evaluate(self) -> None:
         began = time.monotonic()
@@ -262,31 +291,13 @@ class _Run:
             best=best,
         )
 
-    def _save(self, why: str) -> None:
-        began = self.saved_at = time.monotonic()
-        if self.processes.rank:
-            return
-        path = checkpoints.save_checkpoint(self.folder.checkpoints, self.step, self.position)
-        checkpoints.remove_old(
-            self.folder.checkpoints,
-            keep_last=self.config.checkpoints.keep_last,
-            best_update=self.position.best_update,
-        )
-        self.saved_at = time.monotonic()
-        self.reports.checkpoint(
-            path,
-            update=self.position.update,
-            folder=self.folder.path,
-            seconds=self.saved_at - began,
-            why=why,
-        )
-
     def _interrupted(self) -> TrainResult:
-        self._save("interrupt")
+        saved = self.saver.save(self.position, "interrupt")
         self.reports.end("interrupted", self.position, {})
+        how = "saved" if saved else f"not saved, so it continues after update {self.saver.last or 0}"
         self.reports.journal.say(
-            f"interrupted after update {self.position.update} of {self.updates.total} and saved; "
-            "the same command continues"
+            f"interrupted after update {self.position.update} of {self.updates.total} and {how}; "
+            "the same command continues (in Python: the same call)"
         )
         return self._result("interrupted", {})
 
@@ -295,20 +306,15 @@ class _Run:
             self.reports.journal.say(
                 f"{show_count(skipped, 'update')} skipped: gradients that were not finite (log.txt)"
             )
-        facts = self.prepared.facts
-        mine = (
-            {}
-            if self.processes.rank
-            else finish_model(self.config, self.folder, self.step, self.position, facts)
-        )
-        metrics = self.processes.gather(mine)[0]
-        self.reports.end(
-            "finished",
-            self.position,
-            metrics,
-            updates=self.position.update,
-            best_update=self.position.best_update,
-        )
+        mine: tuple[Metrics, int | None] = ({}, None)
+        if not self.processes.rank:
+            self.reports.record.flush()  # the scores are read from it
+            best = put_best(self.folder, self.step, self.position, self.reports)
+            facts = self.prepared.facts
+            mine = finish_model(self.config, self.folder, self.step, best, facts), best
+        metrics, best = self.processes.gather(mine)[0]
+        self.position = dataclasses.replace(self.position, best_update=best)
+        self.reports.end("finished", self.position, metrics, updates=self.position.update, best_update=best)
         return self._result("finished", metrics)
 
     def _result(self, status: str, metrics: Metrics) -> TrainResult:

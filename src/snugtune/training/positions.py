@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,27 @@ def checkpoint_path(folder: Path, update: int) -> Path:
     return folder / f"update-{update:08d}"
 
 
+def update_of(path: Path) -> int:
+    """The update after which a checkpoint was made."""
+    return int(path.name[7:])
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, the oldest first."""
     found = [path for path in folder.glob("update-*") if path.name[7:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[7:]))
+    return sorted(found, key=update_of)
+
+
+def run_of(path: Path) -> str | None:
+    """The run that a checkpoint belongs to: "" if it does not say (version 1), None if it cannot be read."""
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        return str(state["run_id"]) if state["version"] > 1 else ""
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def belongs(path: Path, run_id: str) -> bool:
+    """Whether a checkpoint is known to be one of a run: only such ones may be deleted."""
+    # Before checkpoints named their run, a folder held those of one run only.
+    return run_of(path) in (run_id, "")

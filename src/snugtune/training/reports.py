@@ -154,6 +154,17 @@ class Reports:
             why=why,
         )
 
+    def trouble(self, what: str, *, why: str, do: str | None) -> None:
+        """Tell of something unusual that does not end the run."""
+        self.record.write("event", what=what, why=why, do=do)
+        self.journal.say(f"warning   {what} ({why})" + (f"; {do}" if do else ""))
+
     def end(self, status: str, position: Position, metrics: Metrics, **more: Any) -> None:
-        """Tell how the run ended."""
+        """Tell how the run ended.
+
+        Raises:
+            RunFolderError: It finished, but the disk does not take the record.
+        """
         self.record.write("end", status=status, seconds=position.seconds, metrics=metrics, **more)
+        if status == "finished":
+            self.record.flush()

@@ -90,7 +90,7 @@ class TrackedRecord(RecordWriter):
     """
 
     def __init__(self, path: Path, trackers: Trackers) -> None:
-        super().__init__(path)
+        super().__init__(path, patient=True)
         self._trackers = trackers
 
     def write(self, kind: str, /, **fields: Any) -> None:
