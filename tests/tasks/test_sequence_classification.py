@@ -343,6 +343,40 @@ def test_an_empty_text_of_the_validation_data_is_named_with_its_file(model, tmp_
         prepare(model, {**single(tmp_path), "validation": own})
 
 
+def test_rows_that_are_left_out_are_in_the_record_and_said(model, tmp_path):
+    rows = [
+        [text, label] for text, label in zip(many(GOOD, 12) + many(BAD, 12), "a" * 12 + "b" * 12, strict=True)
+    ]
+    rows[3:3] = [["", "a"], ["no label", " "]]
+    data = {"train": write_csv(tmp_path / "a.csv", ["text", "label"], rows)}
+    with pytest.raises(DataError, match=r"a.csv: 1 of 26 rows have no text .*row 4 \(line 5\)"):
+        prepare(model, data)
+    prepared = prepare(model, {**data, "bad_rows": "skip"})
+    read = prepared.facts["read"]["train"]
+    assert (read["rows"], read["kept"], read["refused"]) == (26, 24, 2)
+    assert [row["line"] for row in read["first_refused"]] == [5, 6]
+    assert "26 rows read, 24 kept, 2 left out: line 5: it has no text" in " ".join(prepared.notes)
+    assert sum(prepared.facts["rows"].values()) == 24
+
+
+def test_a_text_is_never_on_both_sides(model, tmp_path):
+    rows = [
+        [f"{text} {'very ' * n}", label]
+        for n in range(4)
+        for text, label in zip(GOOD[:3] + BAD[:3], "aaabbb", strict=True)
+    ]
+    data = {"train": write_csv(tmp_path / "a.csv", ["text", "label"], rows * 3), "validation_fraction": 0.3}
+    prepared = prepare(model, data)
+    sides = [
+        {tuple(row) for row in examples.rows.table["input_ids"]}
+        for examples in (prepared.train, prepared.validation)
+    ]
+    assert all(sides)
+    assert sides[0].isdisjoint(sides[1])
+    assert "48 rows repeat an earlier one" in " ".join(prepared.notes)
+    assert len(prepared.facts["findings"]) == 1
+
+
 @pytest.fixture
 def no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time may be spent on tokenising."""
