@@ -193,7 +193,7 @@ def test_a_first_line_of_names_that_look_like_a_row_can_be_named_so(check: Check
 
 def test_quotes_lines_and_huge_cells(check: Check) -> None:
     found = check(rows(more='"first\nsecond, line",1\n"he said ""fine""\n\nthen left",0\nplain,\n'))
-    assert (found.rows, stops(found)) == (15, [20])
+    assert (found.rows, stops(found)) == (15, [19])
     long = check(rows(more=f"{'word ' * 30_000},1\n"))
     assert [finding.line for finding in long.findings] == [14]
     assert "150,000 characters" in said(long)

@@ -284,7 +284,7 @@ def test_a_class_weight_that_is_not_named_is_one_and_zero_takes_a_class_out(mode
 
 
 def test_the_classes_keep_their_shares_in_what_is_set_aside(model, tmp_path):
-    rows = [[f"{GOOD[n % 4]}", "rare" if n % 10 == 0 else "common"] for n in range(200)]
+    rows = [[f"{GOOD[n % 4]} {n}", "rare" if n % 10 == 0 else "common"] for n in range(200)]
     data = {"train": write_csv(tmp_path / "a.csv", ["text", "label"], rows), "validation_fraction": 0.2}
     prepared = prepare(model, data)
     counts = {
