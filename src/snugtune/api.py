@@ -297,7 +297,7 @@ def check_data(
     set: Mapping[str, object] | None = None,
     json: bool = False,
     quiet: bool = True,
-    **everyday: Unpack[Everyday],
+    **columns: str | Sequence[str] | None,
 ) -> DataCheck:
     """Check the data of a run as `train` would, and do nothing else; columns are named as there.
 
@@ -314,7 +314,7 @@ def check_data(
     from snugtune.data.look import look_at
     from snugtune.runfile import load_config
 
-    given: Everyday = {**everyday, "data": data, "validation": validation, "model": "none"}
+    given: Any = {**columns, "data": data, "validation": validation, "model": "none"}
     check = look_at(load_config(everyday=given, settings=set).data)
     if json or not quiet:
         check.print(as_json=json)

@@ -276,9 +276,9 @@ def _sort_out(table: CheckedTable, columns: Columns, *, separator: str | None, b
         rows = np.flatnonzero(missing & ~bad)
         known = {row.line: row for row in changed}
         some = rows[:_MOST_REFUSED].tolist()
-        lines = table.lines_of(some)
-        if lines:
-            table.refused += [known.get(line, Refused(line, f"it has no {what}")) for line in lines]
+        numbers = table.lines_of(some)
+        if numbers:
+            table.refused += [known.get(line, Refused(line, f"it has no {what}")) for line in numbers]
         else:
             table.refused += [Refused(None, f"row {row + 1} has no {what}") for row in some]
         bad |= missing

@@ -314,17 +314,17 @@ def _whole_text(text: str) -> str:
 
 def _tell_changes(reading: Reading, columns: dict[str, _Column], path: Path, encoding: Encoding) -> None:
     """Which cells are not as they were written."""
-    wanted = {}
+    wanted: dict[str, tuple[type, ...]] = {}
     for name, column in columns.items():
         scalars = {kind for kind in _SCALARS if column.kinds[kind]}
         if column.holds_scalars and len(scalars) > 1 and column.name == "text":
-            others = sum(column.kinds[kind] for kind in scalars - {"text"})
+            others = sum(column.kinds[kind] for kind in (scalars - {"text"}))
             reading.repaired[f"numbers or truth values made texts in {name!r}"] += others
         nested = column.kinds["list"] + column.kinds["object"]
         if nested and column.holds_scalars:
             wanted[name] = (list, dict)
-        elif not column.holds_scalars and sum(column.kinds[kind] for kind in _SCALARS):
-            wanted[name] = (str, int, float)  # type: ignore[assignment]
+        elif not column.holds_scalars and any(column.kinds[kind] > 0 for kind in _SCALARS):
+            wanted[name] = (str, int, float)
     if not wanted:
         return
     for line, item in _objects(path, encoding):

@@ -110,7 +110,7 @@ def look_at(settings: Settings) -> DataCheck:
         fatal = [Finding(what=error.what, why=error.why, do=error.do, stops=True)]
     fatal += _too_few(data, settings)
     table = data.tables.get("train")
-    none = {"rows": 0, "kept": 0, "refused": 0, "encoding": None, "delimiter": None}
+    none: dict[str, Any] = {"rows": 0, "kept": 0, "refused": 0, "encoding": None, "delimiter": None}
     facts = table.facts() if table else none
     labels = _labels(data)
     return DataCheck(
