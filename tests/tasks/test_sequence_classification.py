@@ -70,8 +70,8 @@ def single(path: Path, rows: int = 24) -> dict[str, object]:
 
 def several(path: Path) -> dict[str, object]:
     words = ["film", "book", "team"]
-    rows = [[f"the {words[n % 3]} is {'very ' * (n % 4)}fun", words[n % 3]] for n in range(24)]
-    rows += [["the team was awful", "team"]] * 6
+    rows = [[f"the {words[n % 3]} is {'very ' * (n // 3)}fun", words[n % 3]] for n in range(24)]
+    rows += [[f"the team was {'very ' * n}awful", "team"] for n in range(6)]
     return {"train": write_csv(path / "several.csv", ["text", "label"], rows)}
 
 
@@ -88,26 +88,29 @@ def topics(n: int) -> list[str]:
     ]
 
 
+def worded(n: int) -> str:
+    """A text that names its topics; no two are alike, as copies would share a side of the split."""
+    return " and ".join([*topics(n), "fun"]) + " very" * (n // 4)
+
+
 def lists(path: Path) -> dict[str, object]:
-    rows = [{"text": " and ".join([*topics(n), "fun"]), "labels": topics(n)} for n in range(24)]
+    rows = [{"text": worded(n), "labels": topics(n)} for n in range(24)]
     return {"train": write_jsonl(path / "lists.jsonl", rows)}
 
 
 def separated(path: Path) -> dict[str, object]:
-    rows = [[" and ".join([*topics(n), "fun"]), "|".join(topics(n))] for n in range(24)]
+    rows = [[worded(n), "|".join(topics(n))] for n in range(24)]
     return {"train": write_csv(path / "separated.csv", ["text", "label"], rows), "label_separator": "|"}
 
 
 def marked(path: Path) -> dict[str, object]:
     names = ["book", "film", "game"]
-    rows = [
-        [" and ".join([*topics(n), "fun"]), *(int(name in topics(n)) for name in names)] for n in range(24)
-    ]
+    rows = [[worded(n), *(int(name in topics(n)) for name in names)] for n in range(24)]
     return {"train": write_csv(path / "marked.csv", ["text", *names], rows), "label_column": names}
 
 
 def amounts(path: Path) -> dict[str, object]:
-    rows = [[f"{'it is ' * (n % 3)}{SCALE[n % 4]}", n % 4 - 1.25] for n in range(24)]
+    rows = [[f"{'it is ' * (n // 4)}{SCALE[n % 4]}", n % 4 - 1.25] for n in range(24)]
     return {"train": write_csv(path / "amounts.csv", ["text", "score"], rows)}
 
 
@@ -432,7 +435,7 @@ def test_class_weights_for_numbers_are_refused(weights, model, tmp_path):
 
 
 def test_a_length_beyond_the_model_is_lowered_and_said(model, tmp_path):
-    rows = [["the film was good " * 40, "a"], ["awful", "b"]] * 4
+    rows = [row for word in SCALE for row in ([f"the film was {word} " * 40, "a"], [word, "b"])]
     data = {"train": write_csv(tmp_path / "long.csv", ["text", "label"], rows), "max_length": 5000}
     prepared = prepare(model, {**data, "validation_fraction": 0.25})
     assert prepared.facts["max_length"] == 64
