@@ -149,6 +149,10 @@ def _scan(form: _Form, refusals: Refusals, how: How) -> tuple[int, str | None]:
 
     The fast reader fills short lines and drops surplus cells without a word. This holds one row at a time.
     """
+    if form.encoding.is_plain and len(form.names) > 1 and how.on_bytes is None:
+        clean = _count_clean(form)
+        if clean is not None:
+            return clean, None
     width, good, spoilt = len(form.names), 0, None
     size = form.path.stat().st_size
     with _open_cells(form.path, form.encoding) as text:
@@ -167,6 +171,21 @@ def _scan(form: _Form, refusals: Refusals, how: How) -> tuple[int, str | None]:
             if how.on_bytes is not None and number % _ROWS_BETWEEN_CALLS == 0:
                 how.on_bytes(min(size, text.buffer.tell() if form.path.suffix != ".gz" else 0), size)
     return good, spoilt
+
+
+def _count_clean(form: _Form) -> int | None:
+    """The number of rows if all fit; None at the first that does not: then each is looked at."""
+    width, rows = len(form.names), -int(form.header)
+    with _open_cells(form.path, form.encoding) as text:
+        try:
+            for cells in csv.reader(text, delimiter=form.delimiter, strict=True):
+                if len(cells) == width:
+                    rows += 1
+                elif not _is_blank(cells):
+                    return None
+        except csv.Error:
+            return None
+    return rows
 
 
 def _damage(cells: list[str]) -> int | None:
