@@ -18,7 +18,7 @@ from snugtune.errors import SnugtuneError
 @given(seed=st.integers(0, 2**32))
 @settings(
     max_examples=100,
-    deadline=10_000,
+    deadline=None,  # pytest ends what hangs
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_a_damaged_file_is_read_or_refused_in_words(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugtune.data.splits import split_rows
@@ -75,6 +75,7 @@ def test_too_few_rows_are_refused() -> None:
     kind=st.sampled_from(KINDS),
     data=st.data(),
 )
+@settings(deadline=None)
 def test_copies_of_a_text_stay_on_one_side(
     texts: list[int], seed: int, kind: str, data: st.DataObject
 ) -> None:
@@ -98,6 +99,6 @@ def test_copies_of_a_text_stay_on_one_side(
 def test_texts_that_all_differ_are_divided_as_if_nobody_had_looked(kind: str) -> None:
     labels = np.arange(200) % 3
     digests = np.random.default_rng(0).permutation(200).astype(np.uint64)
-    settings = {"rows": 200, "fraction": 0.1, "seed": 5, "kind": kind}
-    without, looked = split_rows(labels, **settings), split_rows(labels, digests=digests, **settings)
+    asked = {"rows": 200, "fraction": 0.1, "seed": 5, "kind": kind}
+    without, looked = split_rows(labels, **asked), split_rows(labels, digests=digests, **asked)
     assert [part.tolist() for part in without] == [part.tolist() for part in looked]
