@@ -6,12 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from snugtune.api import check_data as check_data
     from snugtune.api import demo as demo
     from snugtune.api import evaluate as evaluate
     from snugtune.api import install_line as install_line
     from snugtune.api import predict as predict
     from snugtune.api import show_config as show_config
     from snugtune.api import train as train
+    from snugtune.data.look import DataCheck as DataCheck
     from snugtune.errors import SnugtuneError as SnugtuneError
     from snugtune.inference.tables import Predictions as Predictions
     from snugtune.tasks import Task as Task
@@ -21,10 +23,12 @@ __version__ = "0.1.0"
 
 # Loaded on first use: importing the package must stay free of torch and pydantic.
 _HOMES = {
+    "DataCheck": "snugtune.data.look",
     "Predictions": "snugtune.inference.tables",
     "SnugtuneError": "snugtune.errors",
     "Task": "snugtune.tasks",
     "TrainResult": "snugtune.training.result",
+    "check_data": "snugtune.api",
     "demo": "snugtune.api",
     "evaluate": "snugtune.api",
     "install_line": "snugtune.api",
@@ -34,11 +38,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "DataCheck",
     "Predictions",
     "SnugtuneError",
     "Task",
     "TrainResult",
     "__version__",
+    "check_data",
     "demo",
     "evaluate",
     "install_line",

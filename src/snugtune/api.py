@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from snugtune.errors import UsageError
+from snugtune.errors import UsageError, need
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from snugtune.config import RunConfig
+    from snugtune.data.look import DataCheck
     from snugtune.inference.tables import Predictions
     from snugtune.tasks import Metrics, Prepared, Task
     from snugtune.training.progress import Mode
@@ -218,8 +219,10 @@ def predict(  # noqa: PLR0913
     Raises:
         SnugtuneError: What is wrong, why, and what to do.
     """
+    from snugtune.data.asked import check_asked
+
     for_data = {"text_column": text_column, "text_pair_column": text_pair_column, "split": split}
-    _check_asked(texts, data, useless=for_data if data is None else {"text_pairs": text_pairs})
+    check_asked(texts, data, useless=for_data if data is None else {"text_pairs": text_pairs})
     if json and output not in (None, "-"):
         raise UsageError(
             f"--json and --output {output} do not go together",
@@ -266,8 +269,7 @@ def demo(output: str | Path = "runs/demo", *, quiet: bool = False) -> TrainResul
 
     out = console()
     out.quiet = quiet
-    folder = Path(output)
-    model = demo_model()
+    folder, model = Path(output), demo_model()
     articles = write_articles(folder.with_name(f"{folder.name}-data") / "articles.csv")
     out.print(INTRODUCTION.format(rows=articles.rows, copies=articles.copies, path=articles.path))
     result = train(
@@ -280,11 +282,44 @@ def demo(output: str | Path = "runs/demo", *, quiet: bool = False) -> TrainResul
         set={"data.validation_fraction": 0.25},
     )
     if result.model_folder is not None and not quiet:
+        from snugtune.tasks.pretrained import ask
+
         out.print(EXPLANATION.format(accuracy=result.metrics["accuracy"], model=result.model_folder))
-        for text, label in zip(QUESTIONS, _ask(result.model_folder, QUESTIONS), strict=True):
+        for text, label in zip(QUESTIONS, ask(result.model_folder, QUESTIONS), strict=True):
             out.print(f"  {label:<14} {text}")
         out.print(FAREWELL.format(model=result.model_folder, data=articles.path))
     return result
+
+
+def check_data(
+    data: str | Path,
+    *,
+    validation: str | Path | None = None,
+    set: Mapping[str, object] | None = None,
+    json: bool = False,
+    quiet: bool = True,
+    **columns: str | Sequence[str] | None,
+) -> DataCheck:
+    """Check the data of a run as `train` would, and do nothing else; columns are named as there.
+
+    Args:
+        data: File, folder saved by `datasets`, or hub id of a data set.
+        validation: The same for examples that only measure.
+        set: Settings by dotted name, such as {"data.bad_rows": "skip"}.
+        json, quiet: Print one JSON object; print nothing else.
+
+    Raises:
+        SnugtuneError: The question cannot be answered. That a run would stop is an answer.
+    """
+    _need_training("checking data", ("datasets",))
+    from snugtune.data.look import look_at
+    from snugtune.runfile import load_config
+
+    given: Any = {**columns, "data": data, "validation": validation, "model": "none"}
+    check = look_at(load_config(everyday=given, settings=set).data)
+    if json or not quiet:
+        check.print(as_json=json)
+    return check
 
 
 def install_line(package: str, *, fallback: bool = False) -> str | None:
@@ -300,45 +335,17 @@ def install_line(package: str, *, fallback: bool = False) -> str | None:
     from snugtune import environment, hardware
 
     line = environment.install_line(package, hardware.find_gpus())
-    if not fallback:
-        return str(line)
-    return None if line.fallback is None else environment.shell_line(line.fallback)
+    other = None if line.fallback is None else environment.shell_line(line.fallback)
+    return other if fallback else str(line)
 
 
-def _check_asked(
-    texts: Sequence[str] | None, data: str | Path | None, *, useless: Mapping[str, object]
-) -> None:
-    """Refuse a question without texts or with two kinds of them, and what could have no effect."""
-    if (data is None) == (not texts):
-        raise UsageError(
-            "a model answers either data or texts",
-            why="there is neither" if data is None else "both are given",
-            do="give --data or --text (in Python: data or texts)",
-        )
-    for name, value in useless.items():
-        if value is not None:
-            given = "texts" if data is None else "data"
-            flag = "--" + name.removesuffix("s").replace("_", "-")
-            raise UsageError(
-                f"{flag} has no effect on {given}", why="nothing would read it", do="leave it out"
-            )
+_TRAINING = ("torch", "transformers", "datasets", "accelerate", "torchmetrics")
 
 
-def _need_training(because: str = "training") -> None:
+def _need_training(because: str = "training", modules: Sequence[str] = _TRAINING) -> None:
     """Say what to install before anything heavy is imported."""
-    from snugtune.errors import need
     from snugtune.hub import quiet_hub
 
     quiet_hub()
-    for module in ("torch", "transformers", "datasets", "accelerate", "torchmetrics"):
+    for module in modules:
         need(module, extra="train", because=because)
-
-
-def _ask(model: Path, texts: Sequence[str]) -> list[str]:
-    from transformers import pipeline
-
-    from snugtune.tasks.pretrained import quiet_transformers
-
-    with quiet_transformers():
-        classify = pipeline("text-classification", str(model))
-        return [answer["label"] for answer in classify(list(texts))]

@@ -190,6 +190,46 @@ def predict(
         typer.echo(line)
 
 
+@app.command("check-data")
+def check_data(
+    data: Annotated[str, typer.Argument(help="CSV, TSV, JSONL, JSON, Parquet, folder, or hub id.")],
+    validation: Annotated[str | None, typer.Option(help="The same; it only measures.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column with the text.")] = None,
+    text_pair_column: Annotated[str | None, typer.Option(help="Column with the second text.")] = None,
+    label_column: Annotated[
+        list[str] | None, typer.Option(help="Column with the label; several: 0/1 columns.")
+    ] = None,
+    bad_rows: Annotated[str | None, typer.Option(help="stop, or skip to leave them out.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Encoding of the file. Default: found out.")] = None,
+    header: Annotated[
+        bool | None, typer.Option("--header/--no-header", help="Whether the first line names the columns.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting of data: data.label_kind=regression.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check the data of a run, and nothing else; exit code 1 if a run would stop."""
+    from snugtune.runfile import parse_settings
+
+    own = {"data.bad_rows": bad_rows, "data.encoding": encoding, "data.header": header}
+    check = api.check_data(
+        data,
+        validation=validation,
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column[0] if label_column and len(label_column) == 1 else label_column or None,
+        set={
+            **{name: value for name, value in own.items() if value is not None},
+            **parse_settings(set_ or []),
+        },
+        json=json,
+        quiet=False,
+    )
+    if check.stops:
+        raise typer.Exit(1)
+
+
 @app.command()
 def demo(
     output: Annotated[str, typer.Option(help="Folder of the run.")] = "runs/demo",

@@ -76,6 +76,12 @@ class DataSettings(_Settings):
     """What the labels are; auto decides from the data and says what it took."""
     label_separator: Annotated[str, Field(min_length=1)] | None = None
     """Character between several labels in one cell, such as "|"; makes the task multi-label."""
+    bad_rows: Literal["stop", "skip"] = "stop"
+    """Rows that cannot be read, or have no text or label: stop, or leave them out and say which."""
+    encoding: str | None = None
+    """Encoding of text files, such as gb18030; null finds out and says what it took."""
+    header: Literal["auto"] | bool = "auto"
+    """Whether the first line of CSV and TSV names the columns; false calls them column 1, column 2, ..."""
     max_length: int = Field(128, ge=2)
     """Longest text in tokens; what is beyond is cut off."""
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"

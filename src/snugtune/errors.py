@@ -13,6 +13,7 @@ SnugtuneError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
@@ -40,7 +41,16 @@ class UsageError(SnugtuneError):
 
 
 class DataError(SnugtuneError):
-    """A data file cannot be used as it is."""
+    """A data file cannot be used as it is.
+
+    Args:
+        what, why, do: As for every error.
+        rows: The rows that it is about, counted from 1, where `what` names them.
+    """
+
+    def __init__(self, what: str, *, why: str, do: str, rows: Sequence[int] = ()) -> None:
+        super().__init__(what, why=why, do=do)
+        self.rows = tuple(int(row) for row in rows)
 
 
 class ModelError(SnugtuneError):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from snugtune.data.columns import Columns
 from snugtune.data.labels import Labels, check_texts, encode_labels, learn_labels
-from snugtune.data.readers import Columns
 from snugtune.errors import DataError, UsageError
 
 

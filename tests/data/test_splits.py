@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugtune.data.splits import split_rows
@@ -67,3 +67,38 @@ def test_too_few_rows_are_refused() -> None:
         split_rows(np.array([0, 1, 2]), rows=3, fraction=0.5, seed=0, kind="single-label")
     with pytest.raises(DataError, match="1 rows are too few"):
         split_rows(None, rows=1, fraction=0.5, seed=0, kind="regression")
+
+
+@given(
+    texts=st.lists(st.integers(0, 12), min_size=2, max_size=60),
+    seed=st.integers(0, 9),
+    kind=st.sampled_from(KINDS),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_copies_of_a_text_stay_on_one_side(
+    texts: list[int], seed: int, kind: str, data: st.DataObject
+) -> None:
+    digests = np.array(texts, dtype=np.uint64)
+    labels = np.array([data.draw(st.integers(0, 2)) for _ in texts])
+    try:
+        train, validation = split_rows(
+            labels, rows=len(texts), fraction=0.3, seed=seed, kind=kind, digests=digests
+        )
+    except DataError:
+        return
+    assert sorted([*train, *validation]) == list(range(len(texts)))
+    assert set(digests[train]).isdisjoint(digests[validation])
+    assert len(train) > 0
+    assert len(validation) > 0
+    if kind == "single-label":
+        assert set(labels[train]) == set(labels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_that_all_differ_are_divided_as_if_nobody_had_looked(kind: str) -> None:
+    labels = np.arange(200) % 3
+    digests = np.random.default_rng(0).permutation(200).astype(np.uint64)
+    asked = {"rows": 200, "fraction": 0.1, "seed": 5, "kind": kind}
+    without, looked = split_rows(labels, **asked), split_rows(labels, digests=digests, **asked)
+    assert [part.tolist() for part in without] == [part.tolist() for part in looked]

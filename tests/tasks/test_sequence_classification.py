@@ -70,8 +70,8 @@ def single(path: Path, rows: int = 24) -> dict[str, object]:
 
 def several(path: Path) -> dict[str, object]:
     words = ["film", "book", "team"]
-    rows = [[f"the {words[n % 3]} is {'very ' * (n % 4)}fun", words[n % 3]] for n in range(24)]
-    rows += [["the team was awful", "team"]] * 6
+    rows = [[f"the {words[n % 3]} is {'very ' * (n // 3)}fun", words[n % 3]] for n in range(24)]
+    rows += [[f"the team was {'very ' * n}awful", "team"] for n in range(6)]
     return {"train": write_csv(path / "several.csv", ["text", "label"], rows)}
 
 
@@ -88,26 +88,29 @@ def topics(n: int) -> list[str]:
     ]
 
 
+def worded(n: int) -> str:
+    """A text that names its topics; no two are alike, as copies would share a side of the split."""
+    return " and ".join([*topics(n), "fun"]) + " very" * (n // 4)
+
+
 def lists(path: Path) -> dict[str, object]:
-    rows = [{"text": " and ".join([*topics(n), "fun"]), "labels": topics(n)} for n in range(24)]
+    rows = [{"text": worded(n), "labels": topics(n)} for n in range(24)]
     return {"train": write_jsonl(path / "lists.jsonl", rows)}
 
 
 def separated(path: Path) -> dict[str, object]:
-    rows = [[" and ".join([*topics(n), "fun"]), "|".join(topics(n))] for n in range(24)]
+    rows = [[worded(n), "|".join(topics(n))] for n in range(24)]
     return {"train": write_csv(path / "separated.csv", ["text", "label"], rows), "label_separator": "|"}
 
 
 def marked(path: Path) -> dict[str, object]:
     names = ["book", "film", "game"]
-    rows = [
-        [" and ".join([*topics(n), "fun"]), *(int(name in topics(n)) for name in names)] for n in range(24)
-    ]
+    rows = [[worded(n), *(int(name in topics(n)) for name in names)] for n in range(24)]
     return {"train": write_csv(path / "marked.csv", ["text", *names], rows), "label_column": names}
 
 
 def amounts(path: Path) -> dict[str, object]:
-    rows = [[f"{'it is ' * (n % 3)}{SCALE[n % 4]}", n % 4 - 1.25] for n in range(24)]
+    rows = [[f"{'it is ' * (n // 4)}{SCALE[n % 4]}", n % 4 - 1.25] for n in range(24)]
     return {"train": write_csv(path / "amounts.csv", ["text", "score"], rows)}
 
 
@@ -284,7 +287,7 @@ def test_a_class_weight_that_is_not_named_is_one_and_zero_takes_a_class_out(mode
 
 
 def test_the_classes_keep_their_shares_in_what_is_set_aside(model, tmp_path):
-    rows = [[f"{GOOD[n % 4]}", "rare" if n % 10 == 0 else "common"] for n in range(200)]
+    rows = [[f"{GOOD[n % 4]} {n}", "rare" if n % 10 == 0 else "common"] for n in range(200)]
     data = {"train": write_csv(tmp_path / "a.csv", ["text", "label"], rows), "validation_fraction": 0.2}
     prepared = prepare(model, data)
     counts = {
@@ -343,6 +346,40 @@ def test_an_empty_text_of_the_validation_data_is_named_with_its_file(model, tmp_
         prepare(model, {**single(tmp_path), "validation": own})
 
 
+def test_rows_that_are_left_out_are_in_the_record_and_said(model, tmp_path):
+    rows = [
+        [text, label] for text, label in zip(many(GOOD, 12) + many(BAD, 12), "a" * 12 + "b" * 12, strict=True)
+    ]
+    rows[3:3] = [["", "a"], ["no label", " "]]
+    data = {"train": write_csv(tmp_path / "a.csv", ["text", "label"], rows)}
+    with pytest.raises(DataError, match=r"a.csv: 1 of 26 rows have no text .*row 4 \(line 5\)"):
+        prepare(model, data)
+    prepared = prepare(model, {**data, "bad_rows": "skip"})
+    read = prepared.facts["read"]["train"]
+    assert (read["rows"], read["kept"], read["refused"]) == (26, 24, 2)
+    assert [row["line"] for row in read["first_refused"]] == [5, 6]
+    assert "26 rows read, 24 kept, 2 left out: line 5: it has no text" in " ".join(prepared.notes)
+    assert sum(prepared.facts["rows"].values()) == 24
+
+
+def test_a_text_is_never_on_both_sides(model, tmp_path):
+    rows = [
+        [f"{text} {'very ' * n}", label]
+        for n in range(4)
+        for text, label in zip(GOOD[:3] + BAD[:3], "aaabbb", strict=True)
+    ]
+    data = {"train": write_csv(tmp_path / "a.csv", ["text", "label"], rows * 3), "validation_fraction": 0.3}
+    prepared = prepare(model, data)
+    sides = [
+        {tuple(row) for row in examples.rows.table["input_ids"]}
+        for examples in (prepared.train, prepared.validation)
+    ]
+    assert all(sides)
+    assert sides[0].isdisjoint(sides[1])
+    assert "48 rows repeat an earlier one" in " ".join(prepared.notes)
+    assert len(prepared.facts["findings"]) == 1
+
+
 @pytest.fixture
 def no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time may be spent on tokenising."""
@@ -398,7 +435,7 @@ def test_class_weights_for_numbers_are_refused(weights, model, tmp_path):
 
 
 def test_a_length_beyond_the_model_is_lowered_and_said(model, tmp_path):
-    rows = [["the film was good " * 40, "a"], ["awful", "b"]] * 4
+    rows = [row for word in SCALE for row in ([f"the film was {word} " * 40, "a"], [word, "b"])]
     data = {"train": write_csv(tmp_path / "long.csv", ["text", "label"], rows), "max_length": 5000}
     prepared = prepare(model, {**data, "validation_fraction": 0.25})
     assert prepared.facts["max_length"] == 64

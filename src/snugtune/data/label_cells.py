@@ -160,7 +160,8 @@ def refuse_missing(missing: pa.Array | NDArray[np.bool_], what: str, where: str)
     raise DataError(
         f"{where}: {len(rows)} of {len(missing)} rows have no {what}: row {shown}",
         why="such a row teaches nothing; rows are counted from 1, without the header",
-        do="fill them in, or remove these rows",
+        do="fill them in, or leave such rows out with data.bad_rows=skip",
+        rows=rows[:_SHOWN_ROWS].tolist(),
     )
 
 

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from snugtune.data.checks import blank_texts
+from snugtune.data.columns import Columns
 from snugtune.data.label_cells import (
     ANOTHER_COLUMN,
     are_amounts,
@@ -18,7 +20,6 @@ from snugtune.data.label_cells import (
     refuse_missing,
     scalars,
 )
-from snugtune.data.readers import Columns
 from snugtune.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -58,23 +59,32 @@ def check_texts(dataset: Dataset, columns: Columns, where: str) -> None:
     Raises:
         DataError: Some are, or the column does not hold texts.
     """
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    check_text_types(dataset, columns, where)
+    for name in columns.texts:
+        refuse_missing(blank_texts(dataset, name), f"text in the column {name!r}", where)
 
-    for name in filter(None, (columns.text, columns.text_pair)):
-        column = column_of(dataset, name)
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+
+def check_text_types(dataset: Dataset, columns: Columns, where: str) -> None:
+    """Refuse text columns that hold something else.
+
+    Args:
+        dataset: The table.
+        columns: Which of its columns are used.
+        where: The table, for messages.
+
+    Raises:
+        DataError: One does.
+    """
+    import pyarrow as pa
+
+    for name in columns.texts:
+        kind = column_of(dataset, name).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise DataError(
                 f"{where}: the column {name!r} does not hold texts",
-                why=f"it holds {column.type}",
+                why=f"it holds {kind}",
                 do="name another column with --text-column (data.text_column)",
             )
-        empty = [np.zeros(0, dtype=bool)]
-        for chunk in column.chunks:  # a chunk at a time: the trimmed copy stays small
-            lengths = pc.utf8_length(pc.utf8_trim_whitespace(chunk)).fill_null(0)
-            empty.append(pc.equal(lengths, 0).to_numpy(zero_copy_only=False))
-        refuse_missing(np.concatenate(empty), f"text in the column {name!r}", where)
 
 
 def learn_labels(
@@ -201,6 +211,7 @@ def _codes(names: pa.Array, labels: Labels, rows: NDArray[np.int64], where: str)
             f"{where}, row {rows[first] + 1}: the label {names[first].as_py()!r} is not in the training data",
             why=f"the training data has {known}",
             do="correct the label, or put rows with it into the training data",
+            rows=[rows[first] + 1],
         )
     return cast("NDArray[np.int64]", codes)
 
@@ -221,6 +232,7 @@ def _marks(dataset: Dataset, name: str, where: str) -> NDArray[Any]:
             f"{where}, row {wrong[0] + 1}: {array[int(wrong[0])].as_py()!r} in the column {name!r}",
             why="with several label columns, each says 0 or 1",
             do="correct the cell, or name one label column",
+            rows=[wrong[0] + 1],
         )
     return cast("NDArray[Any]", marks)
 
@@ -239,5 +251,6 @@ def _numbers(array: pa.Array, name: str, where: str) -> NDArray[np.float32]:
             f"{where}, row {row}: {value.as_py()!r} in the column {name!r} is not a number",
             why="regression learns numbers",
             do="correct the cell, or set data.label_kind=single-label",
+            rows=[row],
         )
     return cast("NDArray[np.float32]", np.asarray(numbers).astype(np.float32))

@@ -1,56 +1,47 @@
-"""Tables from files, folders and the hub, and which of their columns mean text and label."""
+"""Tables from files, folders and the hub."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugtune.data.text_files import json_objects, no_rows, read_delimited, read_json
+from snugtune.data.columns import listed
+from snugtune.data.delimited import no_rows, read_delimited
+from snugtune.data.json_files import json_objects, read_json
+from snugtune.data.reading import How, Reading
 from snugtune.errors import DataError, SnugtuneError, UsageError
 from snugtune.hub import hub_errors, is_local
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_READABLE = ".csv, .tsv, .jsonl, .ndjson, .json, .parquet (the text formats also with .gz)"
-_TEXTS = (
-    *("text", "sentence", "content", "review", "comment", "document"),
-    *("文本", "内容", "评论", "句子"),
-)
-_PAIRS = (
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question", "sentence"),
-    ("text1", "text2"),
-    ("text_a", "text_b"),
-)
-_LABELS = (
-    *("label", "labels", "class", "category", "target", "score", "sentiment"),
-    *("标签", "类别", "情感"),
-)
-_USUAL = {"text": _TEXTS, "labels": _LABELS}
-_FLAGS = {
-    "text": "--text-column (data.text_column)",
-    "text_pair": "--text-pair-column (data.text_pair_column)",
-    "labels": "--label-column (data.label_column)",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """Which columns of a table are used."""
-
-    text: str
-    text_pair: str | None
-    labels: tuple[str, ...]
+_READABLE = ".csv, .tsv, .tab, .jsonl, .ndjson, .json, .parquet (the text formats also with .gz)"
+_LARGE_BYTES = 1 << 26  # smaller files are read in seconds
 
 
 def read_table(source: str | Path, *, split: str | None = None, revision: str | None = None) -> Dataset:
+    """The table that `open_table` reads.
+
+    Args:
+        source: File, folder or hub id.
+        split: Which part, where there are several.
+        revision: Branch, tag or commit of a hub id.
+
+    Raises:
+        DataError, HubError, UsageError: As in `open_table`.
+    """
+    return open_table(source, split=split, revision=revision).table
+
+
+def open_table(
+    source: str | Path, *, split: str | None = None, revision: str | None = None, how: How | None = None
+) -> Reading:
     """Read a table; it stays on disk (memory mapped), so it may be larger than memory.
 
     CSV and TSV cells are text exactly as written: "NA" is a text, an empty cell is the empty text.
@@ -60,6 +51,7 @@ def read_table(source: str | Path, *, split: str | None = None, revision: str | 
             hub id of a data set. What exists on this machine wins.
         split: Which part, where there are several; None takes "train".
         revision: Branch, tag or commit of a hub id.
+        how: What a person wants of the reader of text files.
 
     Raises:
         DataError: It does not exist, is broken, or has no rows.
@@ -67,105 +59,21 @@ def read_table(source: str | Path, *, split: str | None = None, revision: str | 
         UsageError: A split was named and there are none.
     """
     path = Path(source).expanduser()
-    with quiet_datasets(), _explained(source):
+    large = path.is_file() and path.stat().st_size > _LARGE_BYTES and sys.stderr.isatty()
+    with quiet_datasets(show_bars=large), _explained(source), _bar(path, how or How(), show=large) as wanted:
         if path.is_file():
             _refuse_split(split, f"the file {source}")
-            table = _read_file(path)
+            reading = _read_file(path, wanted)
         elif path.is_dir():
-            table = _read_folder(path, split)
+            reading = Reading(source=str(source), table=_read_folder(path, split))
         elif is_local(source) or _format(path) is not None:
             raise _absent(path)
         else:
             table = _read_hub(str(source), split or "train", revision)
-    if len(table) == 0:
+            reading = Reading(source=str(source), table=table)
+    if len(reading.table) == 0:
         raise no_rows(source)
-    return table
-
-
-def find_columns(
-    names: Sequence[str],
-    *,
-    text: str | None,
-    text_pair: str | None,
-    labels: Sequence[str] | None,
-    where: str,
-) -> Columns:
-    """Decide which columns hold texts and labels: those asked for, otherwise the usual names.
-
-    Args:
-        names: The columns that are there.
-        text: Column of the text, if named.
-        text_pair: Column of the second text, if named.
-        labels: Columns of the label, if named.
-        where: The table, for messages.
-
-    Raises:
-        UsageError: A named column is not there, one is used twice, or the usual names do not decide.
-    """
-    asked: dict[str, list[str | None]] = {
-        "text": [text],
-        "text_pair": [text_pair],
-        "labels": [*(labels or [])],
-    }
-    for role, wanted in asked.items():
-        for name in wanted:
-            if name is not None and name not in names:
-                raise no_column(name, names, role, where)
-    taken = {text, text_pair, *(labels or [])}
-    free = {name.lower(): name for name in names if name not in taken}
-    if not labels and (found := next((free[name] for name in _LABELS if name in free), None)):
-        labels = [found]
-        del free[found.lower()]
-    if text is None:
-        text, usual_pair = _usual_texts(free)
-        text_pair = text_pair or usual_pair
-    if len(names) == 2 and text_pair is None:  # one is known, so the other is the other
-        if text is None and labels:
-            text = next(name for name in names if name not in labels)
-        elif text is not None and not labels:
-            labels = [name for name in names if name != text]
-    if text is None or not labels:
-        role = "labels" if text is not None else "text"
-        raise UsageError(
-            f"{where}: which column holds the {role.removesuffix('s')} is not clear",
-            why=f"its columns are {_listed(names)}; none has a usual name ({_listed(_USUAL[role])})",
-            do=f"name it with {_FLAGS[role]}",
-        )
-    used = [text, *([text_pair] if text_pair else []), *labels]
-    if len(set(used)) < len(used):
-        raise UsageError(
-            f"{where}: a column is used twice: {_listed(used)}",
-            why="text, second text and labels are different columns",
-            do=f"name others with {', '.join(_FLAGS.values())}",
-        )
-    return Columns(text=text, text_pair=text_pair, labels=tuple(labels))
-
-
-def _usual_texts(free: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """The text column by its usual name, or the two of a pair."""
-    pair = next((pair for pair in _PAIRS if free.keys() >= set(pair)), None)
-    single = next((free[name] for name in _TEXTS if name in free and name not in (pair or ())), None)
-    if single is None and pair is not None:
-        return free[pair[0]], free[pair[1]]
-    return single, None
-
-
-def no_column(name: str, names: Sequence[str], role: str, where: str) -> UsageError:
-    """The error for a column that is not there.
-
-    Args:
-        name: The column.
-        names: The columns that are there.
-        role: What it is for: "text", "text_pair" or "labels".
-        where: The table, for messages.
-    """
-    lower = {known.lower(): known for known in names}
-    near = [lower[found] for found in get_close_matches(name.lower(), lower, n=1)]
-    return UsageError(
-        f"{where} has no column {name!r}",
-        why=f"its columns are {_listed(names)}",
-        do=(f"did you mean {near[0]!r}? " if near else "") + f"name one of them with {_FLAGS[role]}",
-    )
+    return reading
 
 
 def cells_as_written(source: str | Path) -> Iterator[dict[str, Any]] | None:
@@ -178,7 +86,7 @@ def cells_as_written(source: str | Path) -> Iterator[dict[str, Any]] | None:
     return json_objects(path) if path.is_file() and _format(path) == "json" else None
 
 
-def _read_file(path: Path) -> Dataset:
+def _read_file(path: Path, how: How) -> Reading:
     from datasets import Dataset
 
     kind = _format(path)
@@ -191,19 +99,20 @@ def _read_file(path: Path) -> Dataset:
     if path.stat().st_size == 0:
         raise no_rows(path)
     if kind == "parquet":
-        return Dataset.from_parquet(glob.escape(str(path.absolute())))
-    return read_json(path) if kind == "json" else read_delimited(path, kind)
+        table = Dataset.from_parquet(glob.escape(str(path.absolute())))
+        return Reading(source=str(path), table=table)
+    return read_json(path, how) if kind == "json" else read_delimited(path, how)
 
 
 def _format(path: Path) -> str | None:
-    """How a file is read, by its name: "parquet", "json", or the delimiter; None if it is unknown."""
+    """How a file is read, by its name: "parquet", "json" or "cells"; None if it is unknown."""
     name = path.name.lower()
     if name.endswith(".parquet"):
         return "parquet"
     name = name.removesuffix(".gz")
     if name.endswith((".jsonl", ".ndjson", ".json")):
         return "json"
-    return {".csv": ",", ".tsv": "\t"}.get(name[-4:])
+    return "cells" if name.endswith((".csv", ".tsv", ".tab")) else None
 
 
 def _read_folder(path: Path, split: str | None) -> Dataset:
@@ -213,7 +122,7 @@ def _read_folder(path: Path, split: str | None) -> Dataset:
         files = sorted(file.name for file in path.iterdir() if _format(file) is not None)
         raise DataError(
             f"{path} is a folder, but not one saved by datasets.Dataset.save_to_disk",
-            why=f"it has data files: {_listed(files)}" if files else "it has no data files either",
+            why=f"it has data files: {listed(files)}" if files else "it has no data files either",
             do="name one file" if files else "name a file or another folder",
         )
     table = load_from_disk(str(path))
@@ -223,7 +132,7 @@ def _read_folder(path: Path, split: str | None) -> Dataset:
     if (split or "train") not in table:
         raise DataError(
             f"{path} has no split {split or 'train'!r}",
-            why=f"its splits are {_listed(table)}",
+            why=f"its splits are {listed(table)}",
             do="name one of them (data.train_split, data.validation_split)",
         )
     return table[split or "train"]
@@ -244,6 +153,30 @@ def _read_hub(name: str, split: str, revision: str | None) -> Dataset:
                 do="choose one in Python and give the folder: "
                 f'datasets.load_dataset("{name}", "PART").save_to_disk("FOLDER")',
             ) from error
+
+
+@contextmanager
+def _bar(path: Path, how: How, *, show: bool) -> Iterator[How]:
+    """A bar for the pass over a large file, and `how` with a function that moves it."""
+    if not show:
+        yield how
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    columns = (TextColumn("checking {task.description}"), BarColumn(), DownloadColumn())
+    # Rich's refreshing thread is not used, and neither are its traps for other output.
+    bar = Progress(
+        *columns,
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    task = bar.add_task(path.name, total=path.stat().st_size)
+    with bar:
+        yield replace(how, on_bytes=lambda done, size: bar.update(task, completed=done, refresh=True))
 
 
 @contextmanager
@@ -303,15 +236,8 @@ def _absent(path: Path) -> DataError:
         why = f"the folder {path.parent.absolute()} does not have it"
     else:
         why = f"there is no folder {path.parent.absolute()} either"
-    do = f"did you mean {_listed(near)}?" if near else "check the spelling and the folder"
+    do = f"did you mean {listed(near)}?" if near else "check the spelling and the folder"
     return DataError(f"{path} does not exist", why=why, do=do)
-
-
-def _listed(names: Iterable[str], limit: int = 12) -> str:
-    names = list(names)
-    return ", ".join(map(str, names[:limit])) + (
-        f" and {len(names) - limit} more" if len(names) > limit else ""
-    )
 
 
 def _short(error: BaseException) -> str:

@@ -12,11 +12,18 @@ if TYPE_CHECKING:
 
 
 def split_rows(
-    encoded_labels: NDArray[Any] | None, *, rows: int, fraction: float, seed: int, kind: str
+    encoded_labels: NDArray[Any] | None,
+    *,
+    rows: int,
+    fraction: float,
+    seed: int,
+    kind: str,
+    digests: NDArray[np.uint64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Divide rows into training and validation; classes keep their shares where labels are single.
 
-    A class keeps at least one row in training, so a class of one row is not measured.
+    A class keeps at least one row in training, so a class of one row is not measured. Rows with the same text
+    stay together: the first of them is dealt out, and the others follow it.
 
     Args:
         encoded_labels: Class numbers, [rows]; read for single-label only.
@@ -24,6 +31,7 @@ def split_rows(
         fraction: Share of the rows for validation, between 0 and 1.
         seed: Start of the random numbers.
         kind: "single-label", or another kind, which is divided at random.
+        digests: A number for the text of each row, [rows]; None takes all for different.
 
     Returns:
         The row numbers of training and of validation, each in ascending order.
@@ -34,21 +42,35 @@ def split_rows(
     import numpy as np
 
     random = np.random.default_rng(seed)
+    firsts, texts = np.arange(rows), np.arange(rows)
+    if digests is not None:
+        _, firsts, texts = np.unique(digests, return_index=True, return_inverse=True)
+    dealt = np.sort(firsts)
     if kind == "single-label" and encoded_labels is not None:
-        groups = [np.flatnonzero(encoded_labels == label) for label in np.unique(encoded_labels)]
+        groups = [dealt[encoded_labels[dealt] == label] for label in np.unique(encoded_labels[dealt])]
     else:
-        groups = [np.arange(rows)]
+        groups = [dealt]
     takes = _shares(np.array([len(group) for group in groups], dtype=np.int64), fraction)
     if takes.sum() == 0:
-        raise DataError(
-            f"{rows} rows are too few to set some aside for validation",
-            why=f"each of {len(groups)} classes needs one row to learn from, and one more row measures",
-            do="add rows, or give validation data of its own; if the labels are numbers to be predicted, set "
-            "data.label_kind to regression",
-        )
+        raise _too_few(rows, len(groups))
     chosen = [random.permutation(group)[:take] for group, take in zip(groups, takes, strict=True)]
-    validation = np.sort(np.concatenate(chosen))
-    return np.setdiff1d(np.arange(rows), validation, assume_unique=True), validation
+    aside = np.isin(texts, texts[np.concatenate(chosen)])
+    if kind == "single-label" and encoded_labels is not None:
+        # A class whose rows all repeat texts with another label must not vanish from what is learnt.
+        lost = np.setdiff1d(encoded_labels, encoded_labels[~aside])
+        aside &= ~np.isin(texts, texts[np.isin(encoded_labels, lost)])
+    if not aside.any():
+        raise _too_few(rows, len(groups))
+    return np.flatnonzero(~aside), np.flatnonzero(aside)
+
+
+def _too_few(rows: int, classes: int) -> DataError:
+    return DataError(
+        f"{rows} rows are too few to set some aside for validation",
+        why=f"each of {classes} classes needs one text to learn from, and one more text measures",
+        do="add rows, or give validation data of its own; if the labels are numbers to be predicted, set "
+        "data.label_kind to regression",
+    )
 
 
 def _shares(sizes: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:

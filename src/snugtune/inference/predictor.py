@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from snugtune.data.readers import Columns
+from snugtune.data.columns import Columns
 from snugtune.errors import HardwareError
 from snugtune.inference.runs import FinishedRun
 from snugtune.step import Choices, Hyperparameters, Precision, Step

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from snugtune.config import RunConfig
+from snugtune.data.columns import Columns
 from snugtune.data.labels import Labels
-from snugtune.data.readers import Columns
 from snugtune.errors import ModelError, RunFolderError, UsageError
 from snugtune.record import Record, read_record
 from snugtune.runfile import load_config

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from snugtune.data.columns import Columns, no_column
 from snugtune.data.label_cells import holds_lists
-from snugtune.data.readers import Columns, no_column, read_table
+from snugtune.data.readers import read_table
 from snugtune.errors import DataError, UsageError
 from snugtune.inference.runs import FinishedRun
 

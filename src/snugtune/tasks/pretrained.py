@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -189,3 +189,17 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+def ask(model: Path, texts: Sequence[str]) -> list[str]:
+    """The labels that a finished model gives to texts.
+
+    Args:
+        model: Its folder.
+        texts: The texts.
+    """
+    from transformers import pipeline
+
+    with quiet_transformers():
+        classify = pipeline("text-classification", str(model))
+        return [answer["label"] for answer in classify(list(texts))]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,10 +14,11 @@ from torch import nn
 
 from snugtune.config import RunConfig
 from snugtune.data.batching import Batch, Examples
-from snugtune.data.labels import Labels, check_texts, encode_labels, learn_labels
-from snugtune.data.readers import Columns, find_columns, read_table
+from snugtune.data.checking import check_data
+from snugtune.data.columns import Columns
+from snugtune.data.labels import Labels
 from snugtune.data.splits import split_rows
-from snugtune.errors import DataError, UsageError
+from snugtune.errors import UsageError
 from snugtune.tasks import Prepared, Task
 from snugtune.tasks.pretrained import load_config, load_model, load_tokenizer, save_model, token_limit
 from snugtune.tasks.scores import measure, metric_names
@@ -37,34 +38,18 @@ def prepare(config: RunConfig) -> Prepared:
     Raises:
         DataError, ModelError, HubError, UsageError: Data, model or settings cannot be used as asked.
     """
-    data = config.data
-    tables = _read_tables(config)
-    columns = _find_columns(config, tables["train"].column_names)
-    for where, table in tables.items():
-        _check_columns(table, columns, where=_source(config, where))
-        check_texts(table, columns, where=_source(config, where))
-    labels = learn_labels(
-        tables["train"],
-        columns,
-        kind=data.label_kind,
-        separator=data.label_separator,
-        where=data.train,
-    )
-    answers = {
-        where: encode_labels(
-            table, columns, labels, separator=data.label_separator, where=_source(config, where)
-        )
-        for where, table in tables.items()
-    }
+    data = check_data(config.data)
+    columns, labels, answers = data.columns, data.labels, data.answers
+    tables = {where: checked.table for where, checked in data.tables.items()}
     if "validation" not in tables:
-        tables, answers = _set_aside(config, tables["train"], answers["train"], labels)
+        tables, answers = _set_aside(config, tables["train"], answers["train"], labels, data.digests["train"])
     tokenizer = load_tokenizer(config.model)
     model_config = load_config(config.model)
-    limit = min(data.max_length, token_limit(tokenizer, model_config))
-    check_limit(limit, tokenizer, texts=len(_texts(columns)))
+    limit = min(config.data.max_length, token_limit(tokenizer, model_config))
+    check_limit(limit, tokenizer, texts=len(columns.texts))
     task = build_task(config, labels, tokenizer, limit, answers["train"])
     encoded = {
-        where: tokenise(table, _texts(columns), tokenizer, limit=limit) for where, table in tables.items()
+        where: tokenise(table, columns.texts, tokenizer, limit=limit) for where, table in tables.items()
     }
     check_vocabulary([table for table, _, _ in encoded.values()], tokenizer, model_config)
     examples = {
@@ -83,8 +68,10 @@ def prepare(config: RunConfig) -> Prepared:
             "rows": {where: len(table) for where, table in tables.items()},
             "max_length": limit,
             "share_cut_off": cut,
+            "read": {where: checked.facts() for where, checked in data.tables.items()},
+            "findings": [asdict(finding) for finding in data.findings],
         },
-        notes=_notes(config, columns, labels, tables, limit, cut["train"]),
+        notes=[*data.notes(), *_notes(config, columns, labels, tables, limit, cut["train"])],
     )
 
 
@@ -131,43 +118,8 @@ def build_task(
     )
 
 
-def _read_tables(config: RunConfig) -> dict[str, Any]:
-    data = config.data
-    tables = {"train": read_table(data.train, split=data.train_split, revision=data.revision)}
-    if data.validation is not None or data.validation_split is not None:
-        source = data.validation or data.train
-        # One data set for both means its split "validation"; one file for both means what it says.
-        same = source == data.train and not Path(source).is_file()
-        split = data.validation_split or ("validation" if same else None)
-        tables["validation"] = read_table(source, split=split, revision=data.revision)
-    return tables
-
-
-def _source(config: RunConfig, where: str) -> str:
-    return config.data.train if where == "train" else (config.data.validation or config.data.train)
-
-
-def _find_columns(config: RunConfig, names: Sequence[str]) -> Columns:
-    data = config.data
-    labels = [data.label_column] if isinstance(data.label_column, str) else data.label_column
-    return find_columns(
-        names, text=data.text_column, text_pair=data.text_pair_column, labels=labels, where=data.train
-    )
-
-
-def _check_columns(table: Any, columns: Columns, *, where: str) -> None:
-    used = [*_texts(columns), *columns.labels]
-    missing = [name for name in used if name not in table.column_names]
-    if missing:
-        raise DataError(
-            f"{where} has no column {missing[0]!r}",
-            why=f"its columns are {_short(table.column_names)}; the training data has {_short(used)}",
-            do="give both the same columns",
-        )
-
-
 def _set_aside(
-    config: RunConfig, table: Any, answers: np.ndarray, labels: Labels
+    config: RunConfig, table: Any, answers: np.ndarray, labels: Labels, digests: np.ndarray
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     train, validation = split_rows(
         answers,
@@ -175,15 +127,12 @@ def _set_aside(
         fraction=config.data.validation_fraction,
         seed=config.training.seed,
         kind=labels.kind,
+        digests=digests,
     )
     return (
         {"train": table.select(train), "validation": table.select(validation)},
         {"train": answers[train], "validation": answers[validation]},
     )
-
-
-def _texts(columns: Columns) -> list[str]:
-    return [columns.text, columns.text_pair] if columns.text_pair else [columns.text]
 
 
 def _build_model(config: RunConfig, labels: Labels, tokenizer: Any, *, new_head: bool = True) -> nn.Module:

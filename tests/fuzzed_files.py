@@ -1,0 +1,172 @@
+"""Files that are nearly right: tables as people write them, and then damaged, from a seed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+_CELLS = [
+    *(
+        "good",
+        "bad",
+        "",
+        " ",
+        "NA",
+        "null",
+        "1",
+        "0",
+        "1.0",
+        "-1",
+        "01",
+        "true",
+        "nan",
+        "很好",
+        "naïve",
+        "🙂",
+        "\u200b",
+    ),
+    *(
+        'he said "no"',
+        "a, b",
+        "a; b",
+        "two\nlines",
+        "tab\there",
+        '"',
+        '""',
+        "'",
+        "\\",
+        "\0",
+        "\ufeff",
+        "\ufffd",
+        "x" * 5000,
+    ),
+    *("2020-01-01", "1e999", "9" * 400, "{", "[", "\r", "\x85", "\u2028", "\x1a", "=1+1"),
+]
+_VALUES = [
+    None,
+    True,
+    0,
+    1.5,
+    10**30,
+    -1,
+    [],
+    ["a"],
+    [1, "a", None],
+    {},
+    {"a": {"b": []}},
+    "good",
+    "",
+    " ",
+    "\ud800",
+]
+_ENCODINGS = ["utf-8"] * 4 + [
+    "utf-8-sig",
+    "utf-16",
+    "utf-16-le",
+    "utf-32",
+    "gb18030",
+    "big5",
+    "cp1252",
+    "shift_jis",
+]
+_PIECES = [
+    b'"',
+    b",",
+    b";",
+    b"\t",
+    b"\n",
+    b"\r",
+    b"\r\n",
+    b"\0",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\xff\xfe",
+    b"{",
+    b"}",
+    b"[",
+]
+_PIECES += [
+    b"]",
+    b"\\",
+    b"\x1f\x8b",
+    b"NaN",
+    b"1e5",
+    b"null",
+    b"\x80" * 9,
+    b'""',
+    b"\n\n\n",
+    b"[" * 3000,
+    b'{"a":' * 500,
+]
+
+
+def fuzzed_file(kind: str, seed: int) -> tuple[str, bytes]:
+    """A name and what is in the file.
+
+    Args:
+        kind: "cells" or "json".
+        seed: The same seed gives the same file.
+    """
+    source = random.Random(f"{kind} {seed}")
+    text = _cells(source) if kind == "cells" else _json(source)
+    content = text.encode(source.choice(_ENCODINGS), errors="replace")
+    for _ in range(source.choice([0, 0, 1, 1, 2, 5])):
+        content = _damaged(content, source)
+    names = ["a.csv", "a.tsv"] if kind == "cells" else ["a.jsonl", "a.json"]
+    name = source.choice(names)
+    if source.random() < 0.1:
+        return f"{name}.gz", _damaged(
+            gzip.compress(content), source
+        ) if source.random() < 0.5 else gzip.compress(content)
+    return name, content
+
+
+def _cells(source: random.Random) -> str:
+    delimiter, end = source.choice([",", ",", ";", "\t", "|"]), source.choice(["\n", "\r\n", "\r"])
+    names = source.choice(
+        [["text", "label"], ["label", "text", "id"], ["a", "b"], ["text", "text", "label"], ["text"]]
+    )
+    rows = [names] if source.random() < 0.8 else []
+    for _ in range(source.randrange(9)):
+        width = len(names) if source.random() < 0.9 else source.randrange(5)
+        rows.append([source.choice(_CELLS) for _ in range(width)])
+    return end.join(delimiter.join(_quoted(cell, delimiter, source) for cell in row) for row in rows) + end
+
+
+def _quoted(cell: str, delimiter: str, source: random.Random) -> str:
+    needed = bool(set(cell) & {delimiter, '"', "\n", "\r"})
+    if needed != (source.random() < 0.05):
+        return '"' + cell.replace('"', '""') + '"'
+    return cell
+
+
+def _json(source: random.Random) -> str:
+    rows = []
+    for _ in range(source.randrange(9)):
+        row = {"text": source.choice(_CELLS), "label": source.choice(["a", "b", 0, 1])}
+        if source.random() < 0.3:
+            row[source.choice(["text", "label", "more", ""])] = source.choice(_VALUES)
+        rows.append(row)
+    if source.random() < 0.3:
+        return json.dumps(rows, indent=source.choice([None, 1]), ensure_ascii=source.random() < 0.5)
+    ascii_only = source.random() < 0.5
+    return "".join(
+        json.dumps(row, ensure_ascii=ascii_only) + source.choice(["\n", "\r\n", "\n\n"]) for row in rows
+    )
+
+
+def _damaged(content: bytes, source: random.Random) -> bytes:
+    start = source.randrange(len(content) + 1)
+    end = min(len(content), start + source.randrange(20))
+    match source.randrange(5):
+        case 0:
+            return content[:start] + content[end:]
+        case 1:
+            return content[:start] + source.choice(_PIECES) + content[start:]
+        case 2:
+            return content[:start]
+        case 3:
+            return content[:end] + content[start:]
+        case _:
+            return content[:start] + bytes([source.randrange(256)]) + content[start + 1 :]
