@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -13,10 +12,9 @@ from snugtune.errors import UsageError, need
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from snugtune.config import RunConfig
     from snugtune.data.look import DataCheck
     from snugtune.inference.tables import Predictions
-    from snugtune.tasks import Metrics, Prepared, Task
+    from snugtune.tasks import Metrics, Task
     from snugtune.training.progress import Mode
     from snugtune.training.result import TrainResult
 
@@ -76,9 +74,12 @@ def train(
 
     # Of several processes only the first speaks; torch.distributed.run numbers them.
     quiet = quiet or os.environ.get("RANK", "0") != "0"
-    digests, prepare = None, None
+    digests, prepare = None, None  # of a model of somebody's own
     if not isinstance(everyday.get("task"), str | None):
-        everyday, digests, prepare = _own(**everyday)  # type: ignore[arg-type]
+        _need_training()
+        from snugtune.tasks.own import in_names
+
+        everyday, digests, prepare = in_names(**everyday)  # type: ignore[assignment]
     config = load_config(run_file, everyday=everyday, settings=set)
     with open_locked(config, digests) as folder:
         if folder.state == "finished":
@@ -95,26 +96,6 @@ def train(
     if not quiet and result.status == "finished":
         print_result(result, console())
     return result
-
-
-def _own(
-    *, task: Task, data: Any = None, validation: Any = None, **everyday: Any
-) -> tuple[Everyday, dict[str, str], Callable[[RunConfig], Prepared]]:
-    """Everyday settings, digests of the data, and what prepares a model of somebody's own."""
-    _need_training()
-    from snugtune.config import EVERYDAY
-    from snugtune.tasks import own
-    from snugtune.tasks.own_data import open_rows
-
-    own.check_task(task, data, everyday)
-    rows = open_rows(data, "data")
-    measured = None if validation is None else open_rows(validation, "validation")
-    given = {"data": rows, **({} if measured is None else {"validation": measured})}
-    # A run file can only name things, so it gets the task's name in place of them.
-    names = dict.fromkeys(("model", *given), task.name)
-    named: Everyday = {**everyday, "task": "own", **names}  # type: ignore[typeddict-item]
-    digests = {EVERYDAY[name]: table.digest() for name, table in given.items()}
-    return named, digests, partial(own.prepare, task=task, data=rows, validation=measured)
 
 
 def show_config(

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from snugtune.config import RunConfig
+from snugtune.config import EVERYDAY, RunConfig
 from snugtune.data.batching import Batch, Examples, Row
 from snugtune.errors import DataError, ModelError, UsageError
 from snugtune.tasks import Metrics, Prepared, Task, mean_loss, stack_rows
-from snugtune.tasks.own_data import SHAPES, Columns, DataSet, set_aside
+from snugtune.tasks.own_data import SHAPES, Columns, DataSet, open_rows, set_aside
 
 # What a task of one's own does by itself: arguments of `train`, and settings.
 _USELESS_ARGUMENTS = ("model", "text_column", "text_pair_column", "label_column", "max_length")
@@ -30,6 +30,32 @@ _USELESS_SETTINGS = {
     ),
     "training": ("class_weights",),
 }
+
+
+def in_names(
+    *, task: Any, data: Any = None, validation: Any = None, **everyday: Any
+) -> tuple[dict[str, Any], dict[str, str], Callable[[RunConfig], Prepared]]:
+    """What `train` was given, as a run file could say it: it can only name things.
+
+    Args:
+        task: The task.
+        data: What to learn from.
+        validation: What only measures.
+        everyday: The other arguments of `train`.
+
+    Returns:
+        Everyday settings with the task's name in place of things; digests of the data; what prepares them.
+
+    Raises:
+        DataError, UsageError: The task or the data cannot be used, or an argument has no effect.
+    """
+    check_task(task, data, everyday)
+    rows = open_rows(data, "data")
+    measured = None if validation is None else open_rows(validation, "validation")
+    given = {"data": rows, **({} if measured is None else {"validation": measured})}
+    named = {**everyday, "task": "own", **dict.fromkeys(("model", *given), task.name)}
+    digests = {EVERYDAY[name]: table.digest() for name, table in given.items()}
+    return named, digests, partial(prepare, task=task, data=rows, validation=measured)
 
 
 def check_task(task: Any, data: Any, arguments: Mapping[str, Any]) -> None:
