@@ -43,7 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (reviews / "train.csv").write_text("text,label\ngood film,pos\nbad film,neg\n", encoding="utf-8")
     many = root / "datasets" / "owner" / "many"
     many.mkdir(parents=True)
-    (many / "train.csv").write_text("text,label\n" + "good film,pos\nbad film,neg\n" * 10, encoding="utf-8")
+    rows = [f"good film {number},pos\nbad film {number},neg\n" for number in range(10)]
+    (many / "train.csv").write_text("text,label\n" + "".join(rows), encoding="utf-8")
     return root
 
 

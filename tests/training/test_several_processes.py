@@ -32,7 +32,8 @@ def start(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
 def test_two_processes_learn_what_one_does_and_may_be_interrupted(build_tiny_model, tmp_path):
     calm = build_tiny_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     rows = [
-        f"the film was {'very ' * (row % 7)}{'good' if row % 2 else 'bad'},{row % 2}" for row in range(41)
+        f"the film {row} was {'very ' * (row % 7)}{'good' if row % 2 else 'bad'},{row % 2}"
+        for row in range(41)
     ]
     (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     # 37 rows to learn from, in updates of 6: the last of each epoch has one row, and one process none.
