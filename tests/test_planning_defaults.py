@@ -6,13 +6,15 @@ import multiprocessing
 
 import pytest
 
-from snugtune.errors import HardwareError
+from snugtune.errors import HardwareError, UsageError
 from snugtune.planning.defaults import (
     ModelSize,
     choose_pass_price,
+    choose_pass_tokens,
     choose_precision,
     choose_workers,
     decide,
+    decide_packing,
     decide_passes,
 )
 from snugtune.runfile import load_config
@@ -103,3 +105,19 @@ def test_layers_in_which_samples_see_each_other_keep_one_pass_unless_asked():
         load_config(everyday={"model": "m", "data": "d", "passes": 4}), interacting=["BatchNorm1d"]
     )
     assert (asked.value, "changes the result" in asked.because) == (4, True)
+
+
+def test_without_padding_passes_are_cut_for_memory_alone():
+    config = load_config(everyday={"model": "m", "data": "d"})
+    assert "by length" in decide_passes(config, interacting=[]).because
+    assert "as few as the pass tokens allow" in decide_passes(config, interacting=[], packed=True).because
+    limits = [
+        choose_pass_tokens(None, price_tokens=96, packed=packed, on_card=card).value
+        for packed, card in [(False, True), (True, False), (True, True)]
+    ]
+    assert limits == [None, 64 * 96, 8 * 96]
+    assert choose_pass_tokens(500, price_tokens=96, packed=True, on_card=True).value == 500
+    assert decide_packing("auto", packed=True).value is True
+    assert decide_packing(False, packed=False).because == "asked for"
+    with pytest.raises(UsageError, match="does not go with this model"):
+        decide_packing(True, packed=False)

@@ -131,13 +131,16 @@ def choose_pass_price(
     return Decision("pass price", price, f"{why}, in which the card could compute so many tokens")
 
 
-def decide_passes(config: RunConfig, *, interacting: list[str], processes: int = 1) -> Decision:
+def decide_passes(
+    config: RunConfig, *, interacting: list[str], processes: int = 1, packed: bool = False
+) -> Decision:
     """How an update is cut into passes.
 
     Args:
         config: The run's configuration.
         interacting: Where the samples of a pass see each other.
         processes: Processes that share each update.
+        packed: Whether layers see tokens only.
     """
     passes = config.training.passes
     who = ", ".join(interacting)
@@ -147,7 +150,8 @@ def decide_passes(config: RunConfig, *, interacting: list[str], processes: int =
         return Decision("passes", passes, f"asked for{note if interacting and passes > 1 else ''}")
     if interacting:
         return Decision("passes", 1, f"{who} must see the whole update{alone}")
-    return Decision("passes", "auto", "cut by length, so that little is padded; the result is the same")
+    how = "one, or as few as the pass tokens allow" if packed else "cut by length, so that little is padded"
+    return Decision("passes", "auto", f"{how}; the result is the same")
 
 
 def decide_packing(requested: bool | str, *, packed: bool) -> Decision:

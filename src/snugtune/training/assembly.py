@@ -81,7 +81,7 @@ def _decide_passes(config: RunConfig, step: Step, device: Device) -> list[Decisi
         choose_pass_tokens(
             settings.pass_tokens, price_tokens=price_tokens, packed=packed, on_card=device.is_cuda
         ),
-        decide_passes(config, interacting=interacting, processes=step.processes.count),
+        decide_passes(config, interacting=interacting, processes=step.processes.count, packed=packed),
         choose_workers(config.data.workers, on_card=device.is_cuda, task=config.task),
     ]
 
