@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -116,3 +117,23 @@ def test_without_a_lock_file_a_folder_can_still_be_looked_at(config, monkeypatch
     monkeypatch.setattr("filelock.FileLock.acquire", refuse)
     with open_locked(config) as folder:
         assert folder.state == "new"
+
+
+@pytest.mark.parametrize(
+    ("error", "warns"),
+    [
+        (NotImplementedError("no flock here"), True),
+        (OSError(errno.ENOLCK, "No locks available"), True),
+        (OSError(errno.EIO, "Input/output error"), True),
+        (OSError(errno.EROFS, "Read-only file system"), False),
+    ],
+    ids=str,
+)
+def test_a_folder_that_cannot_be_locked_is_used_but_not_in_silence(config, monkeypatch, caplog, error, warns):
+    def fail(*args: object, **more: object) -> None:
+        raise error
+
+    monkeypatch.setattr("filelock.FileLock.acquire", fail)
+    with open_locked(config) as folder:
+        assert folder.state == "new"
+    assert ("cannot be locked" in caplog.text and "no other run" in caplog.text) == warns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from snugtune.training.folder import HOLDER, LOCK, RunFolder, is_ours, open_fold
 
 # Processes that load data hold the lock of a run that was killed until they notice: every five seconds.
 _WAIT_SECONDS = 15.0
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _log = logging.getLogger(__name__)
 
 
@@ -52,9 +54,11 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         _acquire(lock, path, refused=filelock.Timeout)
-    except NotImplementedError:
-        _log.warning("%s has no locks: make sure that no other run uses this folder", path)
-    except OSError:  # read-only: what is there can be shown, and who wants to write gets to know soon
+    except (NotImplementedError, OSError) as error:
+        # Read-only: what is there can be shown, and who wants to write gets to know soon.
+        if getattr(error, "errno", None) not in _READ_ONLY:
+            _log.warning("%s cannot be locked (%s): make sure that no other run uses it", path, error)
+    if not lock.is_locked:
         yield
         return
     holder = path / HOLDER
