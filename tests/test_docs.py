@@ -105,7 +105,7 @@ def test_every_command_would_be_accepted(path: Path) -> None:
         "snugtune train --model m",
         "snugtune train run.yaml --set training.rate=1",
         "snugtune train run.yaml \\\n  --oops",
-        "snugtune doctor",
+        "snugtune doctor --os",
     ],
 )
 def test_a_command_that_would_fail_is_found(line: str) -> None:

@@ -6,14 +6,11 @@ import json
 import shlex
 import subprocess
 import sys
-from datetime import date
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.version import Version
 
-from snugtune import facts
 from snugtune.environment import install_line, installed, shell_line, snapshot
+from snugtune.environment.builds import Place
 from snugtune.errors import UsageError
 from snugtune.hardware import Gpu, Machine
 from snugtune.units import GiB
@@ -27,53 +24,58 @@ RTX_4060 = Gpu(index=0, name="RTX 4060", compute_capability=(8, 9), memory_bytes
 H200 = Gpu(index=0, name="H200", compute_capability=(9, 0), memory_bytes=141 * GiB)
 RTX_5090 = Gpu(index=1, name="RTX 5090", compute_capability=(12, 0), memory_bytes=32 * GiB)
 K80 = Gpu(index=0, name="Tesla K80", compute_capability=(3, 7), memory_bytes=12 * GiB)
+K40 = Gpu(index=0, name="Tesla K40m", compute_capability=(3, 5), memory_bytes=12 * GiB)
 JETSON_TX2 = Gpu(index=0, name="Jetson TX2", compute_capability=(6, 2), memory_bytes=8 * GiB)
 UNREADABLE = Gpu(index=0, name="a card", compute_capability=None, memory_bytes=8 * GiB)
 
-PYPI_CUDA_13 = 'pip install "torch>=2.11,<2.15"'
-CUDA_13 = 'pip install "torch>=2.11,<2.15" --index-url https://download.pytorch.org/whl/cu130'
+PYPI_CUDA_13 = 'pip install "torch==2.15.*"'
+CUDA_13 = 'pip install "torch==2.14.*" --index-url https://download.pytorch.org/whl/cu130'
 CUDA_12_8 = 'pip install "torch==2.11.*" --index-url https://download.pytorch.org/whl/cu128'
-PYPI_CUDA_12_8 = 'pip install "torch<2.11"'
+PYPI_CUDA_12_8 = 'pip install "torch==2.10.*"'
 CUDA_12_6 = 'pip install "torch==2.14.*" --index-url https://download.pytorch.org/whl/cu126'
-CUDA_11_8 = "pip install torch==2.7.1 --index-url https://download.pytorch.org/whl/cu118"
+CUDA_11_8 = 'pip install "torch==2.7.*" --index-url https://download.pytorch.org/whl/cu118'
 PLAIN = "pip install torch==2.13.0"
 CPU = f"{PLAIN} --extra-index-url https://download.pytorch.org/whl/cpu --timeout 5 --retries 1"
 
 
-def line_for(*gpus, driver, system="Linux", python=(3, 12)):
-    return install_line("torch", Machine(gpus, driver, None), system=system, python=python)
+def line_for(*gpus, driver, system="linux", python=(3, 12)):
+    place = Place(system=system, python=python, driver=driver)
+    return install_line("torch", Machine(gpus, driver, None), place=place)
 
 
 @pytest.mark.parametrize(
     ("gpus", "driver", "line", "fallback"),
     [
-        ([GTX_1080_TI], "580.95.05", CUDA_12_6, "torch<2.8"),
-        ([GTX_1080_TI], "550.54.14", CUDA_12_6, "torch<2.8"),
-        ([GTX_1080_TI], "525.60.13", CUDA_12_6, "torch<2.8"),
+        ([GTX_1080_TI], "580.95.05", CUDA_12_6, "torch==2.7.*"),
+        ([GTX_1080_TI], "550.54.14", CUDA_12_6, "torch==2.7.*"),
+        ([GTX_1080_TI], "525.60.13", CUDA_12_6, "torch==2.7.*"),
         ([GTX_1080_TI], "525.60.11", CUDA_11_8, None),
         ([GTX_1080_TI], "470.256.02", CUDA_11_8, None),
         ([GTX_1080_TI], "450.80.02", CUDA_11_8, None),
         ([GTX_1080_TI], "390.157", CPU, "torch==2.13.0"),
-        ([GTX_1080_TI, GTX_1080_TI], "580.95.05", CUDA_12_6, "torch<2.8"),
-        ([GTX_970], "550.54.14", CUDA_12_6, "torch<2.8"),
-        ([V100], "580.95.05", CUDA_12_6, "torch<2.11"),
-        ([V100, GTX_1080_TI], "580.95.05", CUDA_12_6, "torch<2.8"),
+        ([GTX_1080_TI, GTX_1080_TI], "580.95.05", CUDA_12_6, "torch==2.7.*"),
+        ([GTX_970], "550.54.14", CUDA_12_6, "torch==2.7.*"),
+        ([V100], "580.95.05", CUDA_12_6, "torch==2.10.*"),
+        ([V100, GTX_1080_TI], "580.95.05", CUDA_12_6, "torch==2.7.*"),
         ([RTX_2060], "610.43.02", PYPI_CUDA_13, None),
         ([RTX_3060], "580.65.06", PYPI_CUDA_13, None),
-        ([RTX_3060], "550.54.14", CUDA_12_6, "torch<2.11"),
+        ([RTX_3060], "550.54.14", CUDA_12_6, "torch==2.10.*"),
         ([RTX_3060], "470.256.02", CUDA_11_8, None),
-        ([RTX_3060, GTX_1080_TI], "580.95.05", CUDA_12_6, "torch<2.8"),
+        ([RTX_3060, GTX_1080_TI], "580.95.05", CUDA_12_6, "torch==2.7.*"),
         ([RTX_4060], "595.58.03", PYPI_CUDA_13, None),
-        ([H200], "550.54.14", CUDA_12_6, "torch<2.11"),
+        ([RTX_4060], "470.256.02", CPU, "torch==2.13.0"),
+        ([H200], "550.54.14", CUDA_12_6, "torch==2.10.*"),
         ([RTX_5090], "580.95.05", PYPI_CUDA_13, None),
-        ([RTX_5090], "575.51.03", CUDA_12_8, "torch<2.11"),
-        ([RTX_3060, RTX_5090], "575.51.03", CUDA_12_8, "torch<2.11"),
+        ([RTX_5090], "575.51.03", CUDA_12_8, "torch==2.10.*"),
+        ([RTX_3060, RTX_5090], "575.51.03", CUDA_12_8, "torch==2.10.*"),
         ([V100, RTX_5090], "580.95.05", PYPI_CUDA_12_8, None),
         ([GTX_1080_TI, RTX_5090], "580.95.05", PYPI_CUDA_13, None),
-        ([GTX_1080_TI, RTX_5090], "575.51.03", CUDA_12_8, "torch<2.11"),
-        ([K80], "470.256.02", CPU, "torch==2.13.0"),
+        ([GTX_1080_TI, RTX_5090], "575.51.03", CUDA_12_8, "torch==2.10.*"),
+        ([K80], "470.256.02", CUDA_11_8, None),
+        ([K80], "580.95.05", CPU, "torch==2.13.0"),
+        ([K40], "470.256.02", CPU, "torch==2.13.0"),
         ([JETSON_TX2], "580.95.05", CPU, "torch==2.13.0"),
-        ([UNREADABLE], "580.95.05", CUDA_12_6, "torch<2.8"),
+        ([UNREADABLE], "580.95.05", CUDA_12_6, "torch==2.7.*"),
         ([UNREADABLE], "470.256.02", CUDA_11_8, None),
         ([RTX_3060], None, PYPI_CUDA_13, None),
         ([], None, CPU, "torch==2.13.0"),
@@ -104,13 +106,13 @@ def test_a_linux_machine_gets_the_newest_build_with_code_for_its_cards(gpus, dri
     ids=lambda value: "+".join(gpu.name for gpu in value) if isinstance(value, list) else None,
 )
 def test_on_windows_every_build_for_cuda_comes_from_the_index_of_pytorch(gpus, driver, line):
-    answer = line_for(*gpus, driver=driver, system="Windows")
+    answer = line_for(*gpus, driver=driver, system="windows")
     assert str(answer) == line
     assert answer.fallback is None, "PyPI has no build for CUDA on Windows"
 
 
 def test_macos_takes_the_file_on_pypi():
-    answer = line_for(driver=None, system="Darwin")
+    answer = line_for(driver=None, system="macos")
     assert (str(answer), answer.fallback) == (PLAIN, None)
     assert "macOS has no CUDA" in answer.because
 
@@ -131,18 +133,22 @@ def test_a_fallback_made_for_this_python_only():
         (
             [GTX_1080_TI],
             "580.95.05",
-            ["CUDA 12.6", "GTX 1080 Ti", "6.1", "580.95.05", "2.14 is the last line"],
+            ["PyTorch 2.14 for CUDA 12.6 is the newest", "GTX 1080 Ti", "6.1", "580.95.05"],
         ),
-        ([GTX_1080_TI], "390.157", ["too old", "at least 450.80.02", "branch 580, the last for"]),
-        ([RTX_5090], "390.157", ["at least 525.60.13", "driver 580 or later"]),
-        ([RTX_3060], "550.54.14", ["torch>=2.11,<2.15 would run with driver 580 or later"]),
-        ([GTX_1080_TI], "470.256.02", ["torch==2.14.* would run with a driver of branch 580"]),
-        ([GTX_1080_TI, RTX_5090], "580.95.05", ["CUDA 13.0 for RTX 5090", "unused: GTX 1080 Ti"]),
-        ([K80], "470.256.02", ["no build has code for Tesla K80 (compute capability 3.7)"]),
-        ([UNREADABLE], "580.95.05", ["could not be read"]),
-        ([RTX_3060], None, ["unknown version (580 is needed)"]),
-        ([RTX_3060], "beta", ["unknown version (580 is needed)"]),
-        ([], "595.58.03", ["reports no card", "from 590 on", "580"]),
+        ([GTX_1080_TI], "390.157", ["too old", "at least 450.80.02", "branch 580, the last for Pascal"]),
+        ([RTX_5090], "390.157", ["not made for RTX 5090", "driver 580 or later"]),
+        ([RTX_3060], "550.54.14", ["2.15 would run with driver 580 or later"]),
+        ([GTX_1080_TI], "470.256.02", ["2.14 would run with a driver of branch 580"]),
+        (
+            [GTX_1080_TI, RTX_5090],
+            "580.95.05",
+            ["CUDA 13.2 is the newest for RTX 5090", "unused: GTX 1080 Ti"],
+        ),
+        ([K40], "470.256.02", ["or later has code for Tesla K40m (compute capability 3.5)"]),
+        ([UNREADABLE], "580.95.05", ["capability unknown"]),
+        ([RTX_3060], None, ["needs driver 580 or later"]),
+        ([RTX_3060], "beta", ["needs driver 580 or later"]),
+        ([], "595.58.03", ["reports no card", "after branch 580"]),
         ([], "580.95.05", ["driver 580.95.05 reports no card"]),
         ([], None, ["no NVIDIA driver was found"]),
     ],
@@ -158,7 +164,7 @@ def test_a_build_that_is_already_the_best_is_not_told_to_want_a_newer_driver():
 
 def test_why_the_driver_did_not_answer_is_passed_on():
     machine = Machine((), None, "the NVIDIA driver gave no answer within 5 s")
-    answer = install_line("torch", machine, system="Linux", python=(3, 12))
+    answer = install_line("torch", machine, place=Place(python=(3, 12)))
     assert str(answer) == CPU
     assert "gave no answer within 5 s" in answer.because
 
@@ -169,8 +175,22 @@ def test_without_arguments_the_line_is_for_this_python_and_system():
 
 
 def test_another_package_is_refused():
-    with pytest.raises(UsageError, match="tensorflow"):
-        install_line("tensorflow", Machine((), None, None))
+    with pytest.raises(UsageError, match="jax"):
+        install_line("jax", Machine((), None, None))
+
+
+@pytest.mark.parametrize("package", ["tensorflow", "bitsandbytes"])
+def test_a_package_that_wants_a_card_has_no_line_without_one(package):
+    with pytest.raises(UsageError, match="no card was found"):
+        install_line(package, Machine((), None, None))
+
+
+def test_a_mirror_stands_for_the_address_of_the_index():
+    machine = Machine((GTX_1080_TI,), "580.95.05", None)
+    line = install_line(
+        "torch", machine, place=Place(python=(3, 12)), mirror="https://mirror.example/pytorch/"
+    )
+    assert str(line) == 'pip install "torch==2.14.*" --index-url https://mirror.example/pytorch/cu126'
 
 
 @pytest.mark.parametrize("gpu", [GTX_1080_TI, RTX_3060, RTX_5090])
@@ -178,16 +198,6 @@ def test_a_posix_shell_reads_back_the_words_of_the_line(gpu):
     answer = line_for(gpu, driver="580.95.05")
     assert shlex.split(str(answer)) == ["pip", "install", *answer.command]
     assert "'" not in shell_line(answer.command), "cmd does not know single quotes"
-
-
-@pytest.mark.parametrize("build", facts.read("builds")["build"], ids=lambda row: row["torch"])
-def test_every_build_in_the_facts_is_well_formed(build):
-    assert Requirement(build["torch"]).name == "torch"
-    assert build["index"].keys() == build["driver"].keys() <= {"Linux", "Windows"}
-    assert all(index == "PyPI" or index.startswith("https://") for index in build["index"].values())
-    assert all(Version(driver) for driver in build["driver"].values())
-    assert build["source"].startswith("https://")
-    assert isinstance(facts.read("builds")["checked"], date)
 
 
 def test_versions_of_packages_are_found_without_importing_them():

@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from snugtune.api import cards as cards
     from snugtune.api import check_data as check_data
     from snugtune.api import demo as demo
+    from snugtune.api import doctor as doctor
     from snugtune.api import evaluate as evaluate
     from snugtune.api import install_line as install_line
     from snugtune.api import predict as predict
@@ -28,8 +30,10 @@ _HOMES = {
     "SnugtuneError": "snugtune.errors",
     "Task": "snugtune.tasks",
     "TrainResult": "snugtune.training.result",
+    "cards": "snugtune.api",
     "check_data": "snugtune.api",
     "demo": "snugtune.api",
+    "doctor": "snugtune.api",
     "evaluate": "snugtune.api",
     "install_line": "snugtune.api",
     "predict": "snugtune.api",
@@ -44,8 +48,10 @@ __all__ = [
     "Task",
     "TrainResult",
     "__version__",
+    "cards",
     "check_data",
     "demo",
+    "doctor",
     "evaluate",
     "install_line",
     "predict",

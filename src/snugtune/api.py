@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from snugtune.data.look import DataCheck
+    from snugtune.environment.doctor import Described
+    from snugtune.environment.showing import Report
     from snugtune.inference.tables import Predictions
     from snugtune.tasks import Metrics, Task
     from snugtune.training.progress import Mode
@@ -303,21 +305,37 @@ def check_data(
     return check
 
 
-def install_line(package: str, *, fallback: bool = False) -> str | None:
-    """The command that installs a package so that it works on this machine's cards.
+def doctor(*, json: bool = False, quiet: bool = True, **described: Unpack[Described]) -> Report:
+    """Say what is here, whether it works on the cards, and what to install. `described` is another machine.
 
-    Args:
-        package: Its name, such as "torch".
-        fallback: The line to take when the first one does not work; None if there is no other.
+    Raises:
+        UsageError: A description that cannot be read. That training would fail is an answer.
+    """
+    from snugtune.environment.doctor import examine
+
+    report = examine(**described)
+    if json or not quiet:
+        report.print(as_json=json)
+    return report
+
+
+def cards(*, json: bool = False) -> None:
+    """Print the table of known cards: capability, memory, bandwidth, last builds; as JSON with sources."""
+    from snugtune.environment.tables import print_cards
+
+    print_cards(as_json=json)
+
+
+def install_line(package: str, *, fallback: bool = False, mirror: str | None = None) -> str | None:
+    """The command that installs a package for this machine's cards, or the one to take when that fails.
 
     Raises:
         UsageError: No line is known for it.
     """
     from snugtune import environment, hardware
 
-    line = environment.install_line(package, hardware.find_gpus())
-    other = None if line.fallback is None else environment.shell_line(line.fallback)
-    return other if fallback else str(line)
+    line = environment.install_line(package, hardware.find_gpus(), mirror=mirror)
+    return line.other if fallback else str(line)
 
 
 _TRAINING = ("torch", "transformers", "datasets", "accelerate", "torchmetrics")

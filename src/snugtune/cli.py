@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -242,15 +242,58 @@ def demo(
 
 @app.command()
 def doctor(
-    install_line: Annotated[str, typer.Option(help="Package whose install command to print: torch.")],
+    card: Annotated[
+        list[str] | None, typer.Option(help="A card of a machine that is not this one: 'GTX 1080 Ti'.")
+    ] = None,
+    driver: Annotated[str | None, typer.Option(help="Its driver: 550.54.14.")] = None,
+    python: Annotated[str | None, typer.Option(help="Its Python: 3.12.")] = None,
+    os_: Annotated[str | None, typer.Option("--os", help="linux, windows or wsl. Default: linux.")] = None,
+    torch: Annotated[str | None, typer.Option(help="Its PyTorch: 2.15.0+cu132.")] = None,
+    input_: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="File with recorded text: nvidia-smi, pip list, dmesg, an error."),
+    ] = None,
+    install_line: Annotated[
+        str | None,
+        typer.Option(help="Only print the command that installs torch, tensorflow or bitsandbytes."),
+    ] = None,
     fallback: Annotated[
-        bool, typer.Option("--fallback", help="The command to take when the first one fails.")
+        bool, typer.Option("--fallback", help="The command to take when that one fails.")
     ] = False,
+    mirror: Annotated[str | None, typer.Option(help="A mirror of PyTorch's index.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the self-test on the card.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what to install for the cards of this machine."""
-    line = api.install_line(install_line, fallback=fallback)
+    """Say what is here and what to install for it; exit code 1 if training would fail."""
+    described: dict[str, Any] = {
+        "cards": card or (),
+        "driver": driver,
+        "python": python,
+        "system": os_,
+        "torch": torch,
+        "inputs": input_ or (),
+    }
+    if install_line is None:
+        report = api.doctor(**described, quick=quick, mirror=mirror, json=json, quiet=False)
+        raise typer.Exit(0 if report.ok else 1)
+    if any(described.values()):
+        line = api.doctor(**described, mirror=mirror).install.get(install_line)
+        if line is None:
+            typer.echo(
+                f"error: nothing to install for {install_line} there; leave out --install-line to see why",
+                err=True,
+            )
+            raise typer.Exit(1)
+    else:
+        line = api.install_line(install_line, fallback=fallback, mirror=mirror)
     if line is not None:
         typer.echo(line)
+
+
+@app.command()
+def cards(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Show the known cards: capability, memory, bandwidth, last builds, sources."""
+    api.cards(json=json)
 
 
 def main() -> None:

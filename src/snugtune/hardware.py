@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ _NVML_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 
 # compute_cap comes first to be left out: the nvidia-smi of old drivers refuses the whole question for it.
 _SMI_FIELDS = ("compute_cap", "index", "memory.total", "driver_version", "name")
+_THERMAL_BITS = 0x20 | 0x40  # NVML's software and hardware thermal slowdown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,24 @@ class Gpu:
     name: str
     compute_capability: tuple[int, int] | None
     memory_bytes: int | None
+    uuid: str | None = None
+    bus_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a card was doing when it was asked. None is what the driver would not say."""
+
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    busy_percent: int | None = None
+    temperature_c: int | None = None
+    hot: bool = False
+    """Whether the card has slowed itself down because of heat."""
+    display_driver: bool = False
+    """Whether Windows manages its memory (WDDM)."""
+    processes: tuple[tuple[int, int | None, bool], ...] | None = None
+    """Number, bytes, and whether it only draws, of each process on the card."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +60,10 @@ class Machine:
     gpus: tuple[Gpu, ...]
     driver: str | None
     problem: str | None
+    usage: tuple[Usage, ...] = field(default=(), compare=False)
+    """One for each card, where the driver was asked by its own bindings."""
+    said: str = field(default="", compare=False)
+    """What nvidia-smi printed in the place of cards."""
 
 
 def find_gpus(timeout_seconds: float = 5) -> Machine:
@@ -62,7 +85,7 @@ def find_gpus(timeout_seconds: float = 5) -> Machine:
         machine = _ask_nvml(timeout_seconds)
         if machine.gpus or machine.problem is None or smi is None:
             return machine
-        return _ask_smi(smi, deadline) or machine
+        return _ask_smi(smi, deadline, machine)
     except subprocess.TimeoutExpired:
         return Machine((), None, f"the NVIDIA driver gave no answer within {timeout_seconds:g} s")
 
@@ -121,19 +144,26 @@ def _ask_nvml(timeout_seconds: float) -> Machine:
     """Ask in a child process: a driver that hangs, hangs its caller, even against being killed."""
     # The child looks for modules where this process does.
     code = f"import sys; sys.path[:] = {sys.path!r}; from snugtune import hardware; hardware._print_nvml()"
-    answer = _output((sys.executable, "-c", code), timeout_seconds)
+    answer = output_of((sys.executable, "-c", code), timeout_seconds)
     try:
         found = json.loads(answer.splitlines()[-1])
         gpus = tuple(
             Gpu(**{**gpu, "compute_capability": _pair(gpu["compute_capability"])}) for gpu in found["gpus"]
         )
-        return Machine(gpus, found["driver"], found["problem"])
+        usage = tuple(
+            Usage(**{**each, "processes": _triples(each["processes"])}) for each in found.get("usage", ())
+        )
+        return Machine(gpus, found["driver"], found["problem"], usage)
     except (ValueError, LookupError, TypeError):
         return Machine((), None, "the NVIDIA driver's library (NVML) could not be asked")
 
 
 def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
     return None if value is None else (int(value[0]), int(value[1]))
+
+
+def _triples(rows: Sequence[Any] | None) -> tuple[tuple[int, int | None, bool], ...] | None:
+    return None if rows is None else tuple((int(pid), size, bool(draws)) for pid, size, draws in rows)
 
 
 def _print_nvml() -> None:
@@ -150,28 +180,59 @@ def _read_nvml() -> Machine:
     except Exception as error:
         return Machine((), None, f"NVML: {_text(error) or type(error).__name__}")
 
-    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
-        with suppress(pynvml.NVMLError):
-            return question(*arguments)
+    def ask(question: str, *arguments: Any) -> Any:
+        with suppress(pynvml.NVMLError, AttributeError):  # old bindings do not have every question
+            return getattr(pynvml, question)(*arguments)
         return None
 
-    gpus, problem = [], None
+    gpus, usage, problem = [], [], None
     for index in range(count):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         except pynvml.NVMLError as error:
             problem = f"NVML: card {index}: {_text(error)}"
             continue
-        memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = ask("nvmlDeviceGetMemoryInfo", handle)
         gpus.append(
             Gpu(
                 index=index,
-                name=_text(ask(pynvml.nvmlDeviceGetName, handle)) or "unknown NVIDIA card",
-                compute_capability=_pair(ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)),
+                name=_text(ask("nvmlDeviceGetName", handle)) or "unknown NVIDIA card",
+                compute_capability=_pair(ask("nvmlDeviceGetCudaComputeCapability", handle)),
                 memory_bytes=None if memory is None else int(memory.total),
+                uuid=_text(ask("nvmlDeviceGetUUID", handle)) or None,
+                bus_id=_text(getattr(ask("nvmlDeviceGetPciInfo", handle), "busId", None)) or None,
             )
         )
-    return Machine(tuple(gpus), _text(ask(pynvml.nvmlSystemGetDriverVersion)) or None, problem)
+        usage.append(_usage(lambda question, *rest, handle=handle: ask(question, handle, *rest), memory))
+    driver = _text(ask("nvmlSystemGetDriverVersion")) or None
+    return Machine(tuple(gpus), driver, problem, tuple(usage))
+
+
+def _usage(ask: Callable[..., Any], memory: Any) -> Usage:
+    """What a card is doing; `ask` puts a question of NVML about it, with None for no answer."""
+    lists = [ask("nvmlDeviceGetComputeRunningProcesses"), ask("nvmlDeviceGetGraphicsRunningProcesses")]
+    processes = [
+        (int(each.pid), getattr(each, "usedGpuMemory", None), draws)
+        for found, draws in zip(lists, (False, True), strict=True)
+        for each in found or ()
+    ]
+    busy = ask("nvmlDeviceGetUtilizationRates")
+    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    model = ask("nvmlDeviceGetDriverModel")
+    return Usage(
+        used_bytes=_whole(getattr(memory, "used", None)),
+        free_bytes=_whole(getattr(memory, "free", None)),
+        busy_percent=_whole(getattr(busy, "gpu", None)),
+        temperature_c=_whole(ask("nvmlDeviceGetTemperature", 0)),  # 0: the chip
+        hot=bool((reasons or 0) & _THERMAL_BITS),
+        display_driver=model is not None
+        and _whole(model[0] if isinstance(model, list | tuple) else model) == 0,
+        processes=None if lists[0] is None else tuple(processes),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _text(value: object) -> str:
@@ -181,11 +242,13 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _ask_smi(program: str, deadline: float) -> Machine | None:
-    """Ask nvidia-smi instead; None if it knows no more than NVML did."""
+def _ask_smi(program: str, deadline: float, otherwise: Machine) -> Machine:
+    """Ask nvidia-smi instead; `otherwise` with its words added if it knows no more than NVML did."""
+    said = ""
     for fields in (_SMI_FIELDS, _SMI_FIELDS[1:]):
         command = (program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-        answer = _output(command, max(0.1, deadline - time.monotonic()))
+        answer = output_of(command, max(0.1, deadline - time.monotonic()))
+        said = said or answer[:2000]
         try:
             table = list(csv.reader(answer.splitlines(), skipinitialspace=True))
         except csv.Error:
@@ -195,7 +258,7 @@ def _ask_smi(program: str, deadline: float) -> Machine | None:
         if gpus:
             drivers = [row["driver_version"] for row in rows if row["driver_version"][:1].isdecimal()]
             return Machine(gpus, drivers[0] if drivers else None, None)
-    return None
+    return Machine(otherwise.gpus, otherwise.driver, otherwise.problem, said=said)
 
 
 def _gpu_of_row(row: dict[str, str]) -> Gpu | None:
@@ -213,7 +276,7 @@ def _gpu_of_row(row: dict[str, str]) -> Gpu | None:
     )
 
 
-def _output(command: Sequence[str], timeout_seconds: float) -> str:
+def output_of(command: Sequence[str], timeout_seconds: float) -> str:
     """Standard output of a program; empty if it cannot be started.
 
     Raises:
