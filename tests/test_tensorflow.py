@@ -111,7 +111,7 @@ def test_without_tensorflow_the_line_is_named(monkeypatch):
 
 
 def run_in_tensorflow(code: str) -> str:
-    """What a fresh process prints that has the real TensorFlow, and a card that does not exist in its list."""
+    """What a fresh process prints that has the real TensorFlow, and a made-up card in its list."""
     start = """
         import tensorflow as tf
         from tensorflow.python.eager import context

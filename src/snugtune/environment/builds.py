@@ -31,6 +31,7 @@ def show(pair: tuple[int, int] | None) -> str | None:
     return None if pair is None else f"{pair[0]}.{pair[1]}"
 
 
+@cache
 def version_of(text: str | None) -> Version | None:
     """A version, or None if the text is none."""
     try:
@@ -95,7 +96,8 @@ class Build:
     def covers(self, capability: Capability | None, place: Place) -> bool:
         """Whether it has code for a card; a card of unknown capability needs both ends of a range."""
         wanted = [capability] if capability else unknown_capabilities()
-        return all(holds_code(self.code, self.ptx, each, ptx_works=self._ptx_works(place)) for each in wanted)
+        ptx_works = bool(self.ptx) and self._ptx_works(place)
+        return all(holds_code(self.code, self.ptx, each, ptx_works=ptx_works) for each in wanted)
 
     def _ptx_works(self, place: Place) -> bool:
         driver, needed = version_of(place.driver), version_of(native_driver(self.cuda, place))

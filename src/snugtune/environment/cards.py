@@ -87,8 +87,7 @@ def card_of(name: str, memory_bytes: int | None) -> KnownCard | None:
 
     Both are needed, because some names are sold with two memory sizes.
     """
-    bare = _without_maker(name)
-    found = [card for card in all_cards() if bare in map(_without_maker, card.names)]
+    found = list(named_so(name))
     if memory_bytes is not None:
         found = [
             card
@@ -96,6 +95,12 @@ def card_of(name: str, memory_bytes: int | None) -> KnownCard | None:
             if card.nominal_gib is None or 0.88 < memory_bytes / (card.nominal_gib * GiB) < 1.05
         ]
     return found[0] if len(found) == 1 else None
+
+
+def named_so(name: str) -> tuple[KnownCard, ...]:
+    """The cards that the driver calls exactly so, with or without the maker in front."""
+    bare = _without_maker(name)
+    return tuple(card for card in all_cards() if bare in map(_without_maker, card.names))
 
 
 @cache

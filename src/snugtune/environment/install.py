@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from packaging.version import Version
 
@@ -203,12 +204,12 @@ def bitsandbytes_oldest(version: str, torch_cuda: str) -> Capability | None:
     return None
 
 
-def trainable_builds(place: Place) -> list[Build]:
+@cache
+def trainable_builds(place: Place) -> tuple[Build, ...]:
     """The builds of PyTorch that snugtune trains with, the newest first."""
     oldest = Version(facts.read("builds")["index"]["oldest_torch"])
-    return [
-        build for build in torch_builds(place.wheels, place.architecture) if Version(build.version) >= oldest
-    ]
+    builds = torch_builds(place.wheels, place.architecture)
+    return tuple(build for build in builds if Version(build.version) >= oldest)
 
 
 def covered_by(build: Build, cards: Sequence[Gpu], place: Place) -> list[Gpu]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from snugtune.environment.builds import Capability, Place, find_torch, numbers, pypi_cuda, version_of
-from snugtune.environment.cards import KnownCard, card_of, cards_called
+from snugtune.environment.cards import KnownCard, card_of, cards_called, named_so
 from snugtune.errors import UsageError
 from snugtune.hardware import Gpu
 
@@ -143,15 +143,15 @@ def card_told(
 ) -> Card:
     """The card that a driver tells of: its block if name and memory fit one."""
     known = card_of(name, memory_bytes)
-    if capability is None and known is None:
-        # Cards that share a name may share the capability, too.
-        alike = {card.capability for card in cards_called(name)} if memory_bytes is None else set()
-        capability = alike.pop() if len(alike) == 1 else None
+    # Without its memory a card may be any of those that share the name; they share the capability, too.
+    alike = named_so(name) if known is None and memory_bytes is None else ()
+    shared = {card.capability for card in (known, *alike) if card is not None}
     return Card(
         name=name,
-        capability=capability or (known.capability if known else None),
+        capability=capability or (shared.pop() if len(shared) == 1 else None),
         memory_bytes=memory_bytes,
         known=known,
+        one_of=alike,
         **more,  # type: ignore[arg-type]
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from snugtune.environment.builds import numbers, show
+from snugtune.environment.builds import numbers
 from snugtune.environment.smi_text import read_csv, read_table, read_topology
 from snugtune.environment.stated import Stated, Torch, card_named, card_told, latest, torch_stated
 from snugtune.errors import UsageError
@@ -123,7 +123,7 @@ def _read_nvcc(text: str, stated: Stated) -> Stated | None:
         return replace(stated, toolkit=found[1] or found[2])
     if '"cuda"' in text:  # version.json of toolkits from 11.1 on
         version = json.loads(text)["cuda"]["version"]
-        return replace(stated, toolkit=show(numbers(version)))
+        return replace(stated, toolkit=".".join(str(version).split(".")[:2]))
     return None
 
 
