@@ -274,7 +274,7 @@ def test_the_number_in_the_message_is_the_cuda_of_the_driver(number, cuda):
             "torch-without-code-message",
         ),
         (
-            "x.py:1: UserWarning: Tesla P40 with CUDA capability sm_61 is not compatible with the current PyTorch\n"
+            "x.py:1: UserWarning: Tesla P40 with CUDA capability sm_61 is not compatible with this PyTorch\n"
             "The current PyTorch install supports CUDA capabilities sm_70 sm_75 sm_80 sm_86 sm_90 sm_120.",
             "torch-without-code",
         ),

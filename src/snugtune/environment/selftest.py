@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from snugtune.environment.builds import driver_fault
+from snugtune.environment.exchange import run_exchange
 from snugtune.environment.stated import Stated
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def run_selftest(stated: Stated, *, timeout_seconds: float = _SECONDS) -> dict[s
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from snugtune.environment import selftest; selftest.main()"
     )
-    return run_child((sys.executable, "-c", code), timeout_seconds)
+    found = run_child((sys.executable, "-c", code), timeout_seconds)
+    count = found.get("count", 0)
+    return found if count < 2 or "problem" in found else {**found, **run_exchange(count)}
 
 
 def run_child(command: tuple[str, ...], timeout_seconds: float) -> dict[str, Any]:
@@ -122,7 +125,8 @@ def _context(device: torch.device) -> dict[str, Any]:
     index = hardware.gpu_of_uuid(str(found.uuid))
     own = None if index is None else hardware.process_memory_bytes(index, os.getpid())
     reserved = torch.cuda.memory_reserved(device)
-    return {"context_bytes": None if own is None else own - reserved, "tested": found.name}
+    context = None if own is None else own - reserved
+    return {"context_bytes": context, "tested": found.name, "count": torch.cuda.device_count()}
 
 
 def _matrix_product(device: torch.device, dtype: torch.dtype, name: str) -> dict[str, Any]:

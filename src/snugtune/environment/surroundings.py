@@ -257,6 +257,8 @@ def _measured(measured: Mapping[str, Any]) -> dict[str, Any]:
     ratio = fp16 / fp32 if fp32 and fp16 else None
     return {
         "selftest_failed": measured.get("problem"),
+        "exchange_stalled": not measured.get("exchange_corrupt") and measured.get("exchange_problem"),
+        "exchange_corrupt": measured.get("exchange_corrupt") and measured.get("exchange_problem"),
         "fp16_gain": None if ratio is None else f"{ratio:.2f}",
         "fp16_in_vain": ratio is not None and ratio < 1.35 and f"{ratio:.2f}",
     }
