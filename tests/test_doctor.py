@@ -343,6 +343,9 @@ def test_only_the_line_for_a_described_machine():
     assert line.stdout == 'pip install "tensorflow==2.10.*" "numpy<2"\n'
     nothing = run("doctor", "--card", "GTX 680", "--install-line", "torch")
     assert (nothing.returncode, nothing.stdout) == (1, "")
+    assert "GTX 680" in nothing.stderr
+    assert run("doctor", "--card", "GTX 680", "--install-line", "numpy").returncode == 2
+    assert run("doctor", "--fallback").returncode == 2
 
 
 def test_the_json_has_the_promised_keys():

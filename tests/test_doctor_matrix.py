@@ -104,6 +104,12 @@ MATRIX = [
     ("A100-SXM4-40GB", "450.80.02", None, "3.12", "linux", True, "2.7 cu118"),
     ("RTX 4090", "470.256.02", None, "3.12", "linux", False, None),
     ("RTX 4060", "581.80", "2.13.0+cu130", "3.13", "wsl", True, "2.15"),
+    # what is not known of Windows is not held against it, and what no CUDA can compile is
+    ("RTX 3090", "610.43", "2.15.0+cu132", "3.12", "windows", True, "2.14 cu130"),
+    ("GTX 1080 Ti", "582.28", "2.15.0+cu132", "3.12", "windows", False, "2.14 cu126"),
+    ("RTX 3090", "610.43.02", "2.16.0+cu134", "3.12", "linux", True, "2.15"),
+    ("GTX 1080 Ti", "580.105.08", "2.16.0+cu134", "3.12", "linux", False, "2.14 cu126"),
+    ("GTX 1080 Ti", "580.105.08", "2.16.0+cu126", "3.12", "linux", False, "2.14 cu126"),
     # Hopper and Blackwell: 10.0 and 12.0 have code from CUDA 12.8 on
     ("H100 PCIe", "550.54.14", "2.6.0+cu124", "3.12", "linux", True, "2.14 cu126"),
     ("H200", "580.65.06", None, "3.13", "linux", True, "2.15"),

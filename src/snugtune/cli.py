@@ -273,17 +273,17 @@ def doctor(
         "torch": torch,
         "inputs": input_ or (),
     }
+    if fallback and (install_line is None or any(described.values())):
+        raise UsageError(
+            "--fallback has nothing to do here",
+            why="it is the second line of --install-line, for this machine",
+            do="leave it out, or give --install-line alone",
+        )
     if install_line is None:
         report = api.doctor(**described, quick=quick, mirror=mirror, json=json, quiet=False)
         raise typer.Exit(0 if report.ok else 1)
     if any(described.values()):
-        line = api.doctor(**described, mirror=mirror).install.get(install_line)
-        if line is None:
-            typer.echo(
-                f"error: nothing to install for {install_line} there; leave out --install-line to see why",
-                err=True,
-            )
-            raise typer.Exit(1)
+        line: str | None = api.doctor(**described, mirror=mirror).line_for(install_line)
     else:
         line = api.install_line(install_line, fallback=fallback, mirror=mirror)
     if line is not None:

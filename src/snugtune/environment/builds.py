@@ -189,8 +189,20 @@ def ceiling(place: Place) -> str | None:
     return max(known, key=numbers, default=None)
 
 
+def too_old_for_toolkit(cuda: str, capability: Capability) -> bool:
+    """Whether a card is older than all that a CUDA compiles for: nobody can have built code for it."""
+    rows = [row for row in facts.read("builds")["cuda"] if row["version"] == cuda]
+    return bool(rows) and capability < min(map(numbers, rows[0]["capabilities"]))
+
+
+def is_published(version: str, cuda: str) -> bool:
+    """Whether some system has a build of this line of PyTorch for this CUDA."""
+    places = (Place(system="linux"), Place(system="windows"), Place(architecture="aarch64"))
+    return any(find_torch(version, cuda, place) is not None for place in places)
+
+
 def toolkit_compiles(cuda: str, capability: Capability) -> bool | None:
-    """Whether nvcc of this version compiles for a card; None for a version that is not in the table."""
+    """Whether nvcc of this version compiles for a card; None for one that is not in the table."""
     rows = [row for row in facts.read("builds")["cuda"] if row["version"] == cuda]
     if not rows:
         return None

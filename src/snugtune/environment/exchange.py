@@ -1,7 +1,7 @@
 """A short exchange between cards before a long training: does it end, and do the values arrive?
 
-There are consumer cards whose direct copies stall or arrive as zeros. The exchange runs in child processes, one
-for each card, which all end with it.
+There are consumer cards whose direct copies stall or arrive as zeros. The exchange runs in child processes,
+one for each card, which all end with it.
 """
 
 from __future__ import annotations

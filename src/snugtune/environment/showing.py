@@ -13,6 +13,7 @@ from snugtune.environment.builds import branch_of, ceiling, show
 from snugtune.environment.findings import Verdict
 from snugtune.environment.reading import surroundings_in_words
 from snugtune.environment.stated import Card, Stated
+from snugtune.errors import HardwareError, UsageError
 from snugtune.units import show_size
 
 _WIDTH = 12
@@ -24,6 +25,29 @@ class Report(Verdict):
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
         return as_dict(self)
+
+    def line_for(self, package: str) -> str:
+        """The command that installs a package.
+
+        Raises:
+            UsageError: No line is known for such a package.
+            HardwareError: Nothing suits the cards, the driver or the Python.
+        """
+        if package not in self.install:
+            raise UsageError(
+                f"no install line is known for {package!r}",
+                why=f"it is known for {', '.join(self.install)}",
+                do="ask for one of these; other packages install as usual",
+            )
+        line = self.install[package]
+        if line is None:
+            errors = [finding.what for finding in self.findings if finding.severity == "error"]
+            raise HardwareError(
+                f"no {package} suits this machine",
+                why=errors[0] if errors else "no version has code for its cards, driver and Python",
+                do="leave out --install-line to see everything",
+            )
+        return line
 
     def print(self, *, as_json: bool) -> None:
         """Print it, as one JSON object or as sentences."""

@@ -20,11 +20,12 @@ from snugtune.environment.builds import (
     driver_runs,
     find_torch,
     holds_code,
+    is_published,
     native_driver,
     needed_driver,
     numbers,
     show,
-    toolkit_compiles,
+    too_old_for_toolkit,
     torch_builds,
     version_of,
 )
@@ -106,8 +107,8 @@ def _has_code(torch: Torch, card: Card, place: Place) -> bool | None:
         )
         ptx_works = driver is None or native is None or driver >= native
         return holds_code(torch.code, torch.ptx, card.capability, ptx_works=ptx_works)
-    if torch.cuda is not None and toolkit_compiles(torch.cuda, card.capability) is False:
-        return False  # nobody can have built it
+    if torch.cuda is not None and too_old_for_toolkit(torch.cuda, card.capability):
+        return False
     newest = torch_builds("linux")[0]
     version = version_of(torch.version)
     if version is not None and version >= Version(newest.version) and card.capability < (7, 5):
@@ -143,7 +144,8 @@ def _about_driver(stated: Stated, verdicts: Sequence[_Verdict]) -> Situation:
     if torch is None and stated.gpus and place.driver:
         now, then = best_torch(stated.gpus, place), best_torch(stated.gpus, _without_driver(place))
         behind = now is not None and then is not None and Version(now.version) < Version(then.version)
-        found["driver_holds_back"] = behind and now is not None and f"PyTorch {now.line} for CUDA {now.cuda}"
+        name = "driver_holds_back" if now is not None and numbers(now.cuda) < (12, 0) else "driver_could_more"
+        found[name] = behind and now is not None and f"PyTorch {now.line} for CUDA {now.cuda}"
         found["newer_torch"] = then.line if then else None
     shown = stated.ceiling or ceiling(place)
     found["runnable"] = _runnable(shown, place)
@@ -192,6 +194,8 @@ def _about_torch(stated: Stated, mirror: str | None) -> Situation:
     build = (
         find_torch(torch.version, torch.cuda, place) if torch.cuda and torch.version != "unknown" else None
     )
+    # A line that is in the table, for a CUDA that none of its builds has.
+    unpublished = not torch.listed and known and torch.cuda and not is_published(torch.version, torch.cuda)
     oldest = facts.read("builds")["index"]["oldest_torch"]
     found |= {
         "torch": torch.version,
@@ -199,8 +203,8 @@ def _about_torch(stated: Stated, mirror: str | None) -> Situation:
         "torch_on_cpu": torch.cpu_only and torch.version,
         "cpu_build": torch.cpu_only and bool(machine.gpus) and torch.version,
         "cpu_build_alone": torch.cpu_only and not machine.gpus and torch.version,
-        "torch_unpublished": not torch.listed and known and torch.version,
-        "torch_unlisted": not torch.listed and not known and torch.version,
+        "torch_unpublished": unpublished and torch.version,
+        "torch_unlisted": not torch.listed and not unpublished and torch.version,
         "torch_before": version is not None and version < Version(oldest) and torch.version,
         "oldest_torch": oldest,
     }

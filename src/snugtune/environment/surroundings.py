@@ -141,9 +141,15 @@ def _variables(stated: Stated) -> dict[str, Any]:
     variables, place = stated.variables, stated.place
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     hidden = visible is not None and visible.strip() in ("", "-1")
+    wrong = [] if hidden or visible is None else _names_no_card(visible, stated.cards or ())
     allocator = variables.get("PYTORCH_ALLOC_CONF") or variables.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     return {
         "hidden": hidden and repr(visible),
+        "visible": visible,
+        "visible_wrong": wrong and wrong[0],
+        "visible_right": ", ".join(
+            card.uuid or str(number) for number, card in enumerate(stated.cards or ())
+        ),
         "unhide": unset_variable("CUDA_VISIBLE_DEVICES", place),
         "blocking": variables.get("CUDA_LAUNCH_BLOCKING", "0") not in ("0", ""),
         "unblock": unset_variable("CUDA_LAUNCH_BLOCKING", place),
@@ -153,6 +159,24 @@ def _variables(stated: Stated) -> dict[str, Any]:
         "unset_ld": unset_variable("LD_LIBRARY_PATH", place),
         "nccl_no_p2p": set_variable("NCCL_P2P_DISABLE", "1", place),
     }
+
+
+def _names_no_card(visible: str, cards: Sequence[Card]) -> list[str]:
+    """The entries of CUDA_VISIBLE_DEVICES that no card of a machine has, as number or UUID."""
+    known = [card.uuid for card in cards]
+    return [
+        name
+        for name in (part.strip() for part in visible.split(","))
+        if cards
+        and (
+            (name.isdecimal() and int(name) >= len(cards))
+            or (
+                name.startswith("GPU-")
+                and None not in known
+                and not any(str(k).startswith(name) for k in known)
+            )
+        )
+    ]
 
 
 def _memory(stated: Stated) -> dict[str, Any]:
