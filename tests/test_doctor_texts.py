@@ -204,7 +204,9 @@ def test_every_card_is_judged_and_one_good_card_suffices():
     assert warning.severity == "warning"
     assert "GTX 745" in warning.what
     assert "RTX 3060" not in warning.what
-    assert warning.do.startswith("export CUDA_VISIBLE_DEVICES=")
+    assert warning.do == "export CUDA_VISIBLE_DEVICES=0"
+    report = examine(cards=["GTX 745", "RTX 3060 12GB"], torch="2.14.1+cu130", system="windows")
+    assert finding(report, "torch-without-code").do == '$env:CUDA_VISIBLE_DEVICES = "1"'
 
 
 def test_the_advice_for_an_old_pytorch_fits_the_card():
@@ -312,6 +314,18 @@ def test_a_table_with_several_cards_is_read():
         ("NVIDIA GeForce RTX 3090", (8, 6), 1),
     ]
     assert [len(card.processes) for card in cards] == [3, 0]
+
+
+def test_two_texts_about_one_card_are_put_together():
+    table = read_file(RECORDED / "pascal_ok_display.txt")
+    rows = "index, name, uuid, temperature.gpu\n0, NVIDIA GeForce GTX 1080 Ti, GPU-1a2b, 38\n"
+    (card,) = read_texts([table, rows], Stated()).cards
+    assert (card.uuid, card.memory_bytes, len(card.processes)) == ("GPU-1a2b", 11264 * MiB, 3)
+
+
+def test_secrets_among_the_variables_are_not_shown():
+    stated = read_texts(["NVIDIA_API_KEY=hidden\nCUDA_VISIBLE_DEVICES=0\nHF_TOKEN=hidden\n"], Stated())
+    assert dict(stated.variables) == {"CUDA_VISIBLE_DEVICES": "0"}
 
 
 @pytest.mark.parametrize("size", range(0, 3000, 150))

@@ -84,7 +84,8 @@ def _described(
         map(read_file, map(Path, inputs)), Stated(place=place, system_given=system is not None)
     )
     if cards:
-        stated = replace(stated, cards=tuple(map(card_named, cards)))
+        named = (replace(card_named(name), index=number) for number, name in enumerate(cards))
+        stated = replace(stated, cards=tuple(named))
     if driver:
         stated = replace(stated, place=replace(stated.place, driver=driver), ceiling=None)
     if torch:

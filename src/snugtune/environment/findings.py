@@ -39,6 +39,8 @@ class Verdict:
     stated: Stated
     findings: tuple[Finding, ...]
     install: Mapping[str, str | None]
+    reasons: Mapping[str, str | None]
+    """Why each line of `install` is the right one."""
     absent: tuple[Mapping[str, str], ...]
     """What will not work on the weakest of the cards, and what to use in its place."""
 
@@ -58,11 +60,13 @@ def decide(stated: Stated, *, mirror: str | None = None) -> Verdict:
             if words is not None:
                 findings.append(_finding(rule, words, stated))
     ok = not any(finding.severity == "error" for finding in findings)
+    install = install_lines(stated, broken=not ok, mirror=mirror)
     return Verdict(
         ok=ok,
         stated=stated,
         findings=tuple(findings),
-        install=install_lines(stated, broken=not ok, mirror=mirror),
+        install={name: line for name, (line, _) in install.items()},
+        reasons={name: because for name, (_, because) in install.items()},
         absent=tuple(absent_features(stated.cards or ())),
     )
 

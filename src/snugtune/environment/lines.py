@@ -8,6 +8,8 @@ from snugtune.environment.install import InstallLine, bitsandbytes_line, tensorf
 from snugtune.environment.stated import Stated, latest
 from snugtune.hardware import Machine
 
+Reasoned = tuple[str | None, str | None]
+
 _DRIVERS = "https://www.nvidia.com/drivers"
 
 
@@ -67,8 +69,8 @@ def torchvision_for(torch: str) -> str | None:
     return pairs.get(".".join(torch.split("+", maxsplit=1)[0].split(".")[:2]))
 
 
-def install_lines(stated: Stated, *, broken: bool, mirror: str | None = None) -> dict[str, str | None]:
-    """The line for each package that has code for the cards here; None where none has.
+def install_lines(stated: Stated, *, broken: bool, mirror: str | None = None) -> dict[str, Reasoned]:
+    """The line for each package that has code for the cards here, and why; None where none has.
 
     Without a card, the line for PyTorch is that for the CPU on this machine, and None for another.
 
@@ -84,10 +86,11 @@ def install_lines(stated: Stated, *, broken: bool, mirror: str | None = None) ->
     kept = stated.torch.cuda if stated.torch is not None and not broken else None
     tensorflow = tensorflow_line(machine, place)
     bitsandbytes = bitsandbytes_line(machine, place, kept)
+    command = torch_command(torch, stated, uninstall=broken and _is_there(stated)) if torch else None
     return {
-        "torch": torch_command(torch, stated, uninstall=broken and _is_there(stated)) if torch else None,
-        "tensorflow": str(tensorflow) if tensorflow else None,
-        "bitsandbytes": str(bitsandbytes) if bitsandbytes else None,
+        "torch": (command, torch.because if torch else None),
+        "tensorflow": (str(tensorflow), tensorflow.because) if tensorflow else (None, None),
+        "bitsandbytes": (str(bitsandbytes), bitsandbytes.because) if bitsandbytes else (None, None),
     }
 
 

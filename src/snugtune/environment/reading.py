@@ -18,7 +18,7 @@ from typing import Any
 from snugtune import hardware
 from snugtune.environment.install import place_of
 from snugtune.environment.stated import Card, Process, Stated, Torch, card_named, card_told, torch_stated
-from snugtune.environment.texts import read_texts
+from snugtune.environment.texts import matters, read_texts
 from snugtune.hardware import Machine, Usage
 
 # Without PyTorch the whole answer is due in two seconds; with it, its import takes longer than a slow driver.
@@ -29,9 +29,6 @@ _DIST_INFO = re.compile(r"(?P<name>[\w.]+?)-(?P<version>\d[^-]*?)(?:-py[\d.]+)?\
 _PACKAGES = re.compile(
     r"torch|torchvision|torchaudio|tensorflow|tensorflow_cpu|bitsandbytes|triton|flash_attn|xformers|transformers"
     r"|vllm|unsloth|nvidia_[a-z_]+_cu1\d|nvidia_cudnn|snugtune"
-)
-_VARIABLES = re.compile(
-    r"CUDA|^LD_LIBRARY_PATH$|NVIDIA|TORCH|NCCL|^TF_|^CONDA_PREFIX$|^VIRTUAL_ENV$|^UV_|XLA|^OMP_NUM_THREADS$|COLAB_|KAGGLE_"
 )
 # What the child process says of PyTorch: one line of JSON, the last one.
 _ASK_TORCH = """
@@ -58,7 +55,7 @@ def read_machine() -> Stated:
         cards=tuple(_cards(machine)),
         place=place_of(machine),
         packages=_packages(),
-        variables={name: value for name, value in os.environ.items() if _VARIABLES.search(name)},
+        variables={name: value for name, value in os.environ.items() if matters(name)},
         container=_container(),
         pci_cards=_pci_cards(),
         live=True,

@@ -12,6 +12,7 @@ from snugtune import facts
 from snugtune.environment.builds import branch_of, ceiling, show
 from snugtune.environment.findings import Verdict
 from snugtune.environment.reading import surroundings_in_words
+from snugtune.environment.snapshot import without_person
 from snugtune.environment.stated import Card, Stated
 from snugtune.errors import HardwareError, UsageError
 from snugtune.units import show_size
@@ -63,6 +64,7 @@ def as_dict(report: Verdict) -> dict[str, Any]:
         "cards": [_card(card) for card in stated.cards or ()],
         "findings": [asdict(finding) for finding in report.findings],
         "install": dict(report.install),
+        "reasons": dict(report.reasons),
         "not_on_this_card": [dict(row) for row in report.absent],
         "driver": {
             "version": stated.place.driver,
@@ -85,7 +87,7 @@ def as_dict(report: Verdict) -> dict[str, Any]:
         "system": stated.place.system,
         "architecture": stated.place.architecture,
         "surroundings": surroundings_in_words(stated) if stated.live else None,
-        "variables": dict(stated.variables),
+        "variables": {name: without_person(value) for name, value in stated.variables.items()},
         "measured": dict(stated.measured) or None,
         "claims": list(claims(report)),
     }
@@ -114,7 +116,10 @@ def lines(report: Verdict) -> Iterator[str]:
     if stated.cards or stated.live:
         yield ""
         yield "Newest that works here:"
-        yield from (f"  {name:<13} {line or 'none'}" for name, line in report.install.items())
+        for name, line in report.install.items():
+            yield f"  {name:<13} {line or 'none'}"
+            if report.reasons[name]:
+                yield f"  {'':<13} {report.reasons[name]}"
     yield ""
     yield _verdict(report)
 

@@ -72,9 +72,7 @@ def situation(stated: Stated, *, mirror: str | None = None) -> Situation:
     found |= _about_torch(stated, mirror)
     found |= surroundings(stated, good)
     if good and len(good) < len(verdicts):
-        found["only_good"] = ",".join(
-            card.uuid or str(card.index if card.index is not None else 0) for card in good
-        )
+        found["only_good"] = ",".join(card.uuid or str(card.index or 0) for card in good)
     return found
 
 
@@ -185,7 +183,8 @@ def _about_torch(stated: Stated, mirror: str | None) -> Situation:
         "torch_problem": stated.torch_problem,
     }
     if machine.gpus and torch is None and best_torch(machine.gpus, place) is None:
-        found["no_build_here"] = why_no_build(machine.gpus, place)
+        helps = best_torch(machine.gpus, _without_driver(place)) is not None
+        found["no_build_driver" if helps else "no_build_python"] = why_no_build(machine.gpus, place)
     if torch is None:
         return found
     version = version_of(torch.version)

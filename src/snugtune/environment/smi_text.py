@@ -48,12 +48,11 @@ def read_table(text: str, stated: Stated) -> Stated | None:
         system = "windows"
     elif header["smi"] != header["driver"] and header["driver"].count(".") == 1:
         system = "wsl"  # the program is Linux's, the driver Windows': different numbers are normal there
-    return replace(
-        stated.in_system(system),
-        cards=(*(stated.cards or ()), *cards) if cards else stated.cards,
-        place=replace(stated.in_system(system).place, driver=header["driver"]),
-        ceiling=header["cuda"] or stated.ceiling,
-    )
+    stated = stated.in_system(system)
+    if cards:
+        stated = stated.with_cards(cards)
+    place = replace(stated.place, driver=header["driver"])
+    return replace(stated, place=place, ceiling=header["cuda"] or stated.ceiling)
 
 
 def _cards(text: str) -> Iterator[Card]:
@@ -118,11 +117,8 @@ def read_csv(text: str, stated: Stated) -> Stated | None:
     else:
         return None
     drivers = [driver for row in table if (driver := _known(row.get("driver_version")))]
-    return replace(
-        stated,
-        cards=(*(stated.cards or ()), *map(_card_of_row, table)),
-        place=replace(stated.place, driver=drivers[0]) if drivers else stated.place,
-    )
+    place = replace(stated.place, driver=drivers[0]) if drivers else stated.place
+    return replace(stated.with_cards([_card_of_row(row) for row in table]), place=place)
 
 
 def _card_of_row(row: Mapping[str, str]) -> Card:

@@ -63,7 +63,7 @@ def snapshot(machine: Machine) -> dict[str, object]:
         "gpus": [asdict(gpu) for gpu in machine.gpus],
         "driver": machine.driver,
         "driver_problem": machine.problem,
-        "variables": {name: _without_person(os.environ[name]) for name in _VARIABLES if name in os.environ},
+        "variables": {name: without_person(os.environ[name]) for name in _VARIABLES if name in os.environ},
     }
 
 
@@ -80,7 +80,7 @@ def _ram_bytes() -> int | None:
         return None
 
 
-def _without_person(value: str) -> str:
+def without_person(value: str) -> str:
     """A variable's value without what belongs to its owner: home folder, credentials in an address."""
     if "://" in value:
         try:

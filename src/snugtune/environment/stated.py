@@ -108,6 +108,24 @@ class Stated:
         """The same, with one more text."""
         return replace(self, texts=(*self.texts, text))
 
+    def with_cards(self, cards: Sequence[Card]) -> Stated:
+        """The same with more cards; what two texts tell of one card is put together."""
+        known = list(self.cards or ())
+        for card in cards:
+            for place, before in enumerate(known):
+                same = (before.index, before.name) == (card.index, card.name) and card.index is not None
+                if same or (card.uuid is not None and card.uuid == before.uuid):
+                    told = {
+                        name: value for name, value in vars(card).items() if value not in (None, (), False)
+                    }
+                    known[place] = replace(
+                        before, **{n: v for n, v in told.items() if not getattr(before, n)}
+                    )
+                    break
+            else:
+                known.append(card)
+        return replace(self, cards=tuple(known))
+
     def in_system(self, system: str | None) -> Stated:
         """The same in a system that a text tells of; None tells nothing."""
         if system is None or self.system_given:

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from snugtune import facts
 from snugtune.environment.builds import Place, numbers, show, tensorflow_builds, toolkit_compiles, version_of
-from snugtune.environment.install import bitsandbytes_oldest, tensorflow_line
+from snugtune.environment.install import bitsandbytes_line, bitsandbytes_oldest, tensorflow_line
 from snugtune.environment.lines import set_variable, torchvision_for, unset_variable
 from snugtune.environment.stated import Card, Stated, latest
 from snugtune.hardware import Machine
@@ -73,6 +73,10 @@ def _packages(stated: Stated) -> dict[str, Any]:
             oldest is None or weakest < oldest
         ) and f"bitsandbytes {bitsandbytes}"
         found["bitsandbytes_from"] = show(oldest)
+        proposal = bitsandbytes_line(
+            Machine(tuple(stated.gpus), stated.place.driver, None), stated.place, cuda
+        )
+        found["install_bitsandbytes"] = str(proposal) if proposal else "pip uninstall -y bitsandbytes"
     return found
 
 
@@ -101,7 +105,10 @@ def _libraries(stated: Stated) -> dict[str, Any]:
     toolkit = stated.toolkit
     capabilities = [card.capability for card in stated.cards or () if card.capability]
     unfit = toolkit and any(toolkit_compiles(toolkit, each) is False for each in capabilities)
+    older = [card.name for card in stated.cards or () if card.capability and card.capability < (5, 0)]
+    ninth = (version_of(cudnn) or Version("0")) >= Version("9")
     return {
+        "cudnn_before_maxwell": ninth and older and not new and cudnn,
         "cudnn_in_vain": new and old and cudnn,
         "cudnn_cards": " and ".join(dict.fromkeys(old)),
         "cudnn_last": limit["last"],

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 from snugtune import facts
@@ -37,6 +38,7 @@ def print_cards(*, as_json: bool) -> None:
     sys.stdout.writelines(f"{line}\n" for line in text)
 
 
+@cache
 def last_builds(capability: Capability) -> dict[str, Any]:
     """The last driver branch and the last builds for a card; None where there is none."""
     place, row = Place(), architecture_of(capability)

@@ -27,8 +27,9 @@ _VARIABLE = re.compile(
     r"^\s*(?:export\s+|\$env:|set\s+)?(?P<name>[A-Z][A-Z0-9_]+)\s*=\s*(?P<value>.*)$", re.MULTILINE
 )
 _MATTERS = re.compile(
-    r"CUDA|LD_LIBRARY_PATH|NVIDIA|TORCH|NCCL|TF_|CONDA|VIRTUAL_ENV|XLA|HF_|OMP_|COLAB|KAGGLE|WSL"
+    r"CUDA|^LD_LIBRARY_PATH$|NVIDIA|TORCH|NCCL|^TF_|^CONDA_PREFIX$|^VIRTUAL_ENV$|XLA|^OMP_NUM_THREADS$|COLAB_|KAGGLE_"
 )
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 _NVCC = re.compile(r"Cuda compilation tools, release (\d+\.\d+)|^CUDA Version (\d+\.\d+)", re.MULTILINE)
 _WSL = re.compile(r"^Linux version \S+?-microsoft-standard\S*|^Linux version \S+-Microsoft\b", re.MULTILINE)
 _NVRM = re.compile(
@@ -43,6 +44,11 @@ _WARNED = re.compile(
 )
 _ARCH_LIST = re.compile(r"(?:sm|compute)_(\d+)(\d)[af]?\b")
 _BUILT_FOR = re.compile(r"supports CUDA capabilities ((?:(?:sm|compute)_\d+[af]?[\s,.]*)+)")
+
+
+def matters(name: str) -> bool:
+    """Whether a variable may change how training runs; secrets never do."""
+    return bool(_MATTERS.search(name)) and not _SECRET.search(name)
 
 
 def read_file(path: Path) -> str:
@@ -129,9 +135,7 @@ def _read_nvcc(text: str, stated: Stated) -> Stated | None:
 
 def _read_variables(text: str, stated: Stated) -> Stated | None:
     found = {
-        m["name"]: m["value"].strip().strip("\"'")
-        for m in _VARIABLE.finditer(text)
-        if _MATTERS.search(m["name"])
+        m["name"]: m["value"].strip().strip("\"'") for m in _VARIABLE.finditer(text) if matters(m["name"])
     }
     return replace(stated, variables={**stated.variables, **found}) if found else None
 
