@@ -436,6 +436,22 @@ def test_measured_rates_answer_the_claim_about_fp16(fp16, gain):
     assert not found or f"{gain:.2f} times" in found[0].what
 
 
+def test_the_context_is_the_difference_where_the_driver_does_not_tell(monkeypatch):
+    child = {
+        "passed": ["context"],
+        "used_bytes": 900 * MiB,
+        "uuid": "1a2b",
+        "context_bytes": None,
+        "count": 1,
+    }
+    monkeypatch.setattr(selftest, "run_child", lambda *_: dict(child))
+    card = replace(card_named("GTX 1080 Ti"), uuid="GPU-1a2b", used_bytes=500 * MiB)
+    stated = Stated(cards=(card,), torch=torch_stated("2.14.1+cu126", Place()))
+    assert selftest.run_selftest(stated)["context_bytes"] == 400 * MiB
+    unknown = replace(stated, cards=(replace(card, used_bytes=None),))
+    assert selftest.run_selftest(unknown)["context_bytes"] is None
+
+
 # The exchange between cards
 
 

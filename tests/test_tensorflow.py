@@ -2,9 +2,9 @@
 
 The real one lives in an environment of its own, as it and PyTorch's packages may want different versions:
 
-python -m venv /tmp/tensorflow
-/tmp/tensorflow/bin/pip install tensorflow-cpu pytest pytest-timeout .
-/tmp/tensorflow/bin/python -m pytest --noconftest tests/test_tensorflow.py
+python -m venv .tensorflow
+.tensorflow/bin/pip install tensorflow-cpu pytest pytest-timeout .
+.tensorflow/bin/python -m pytest --noconftest tests/test_tensorflow.py
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from snugtune.environment.builds import driver_fault
 from snugtune.environment.exchange import run_exchange
-from snugtune.environment.stated import Stated
+from snugtune.environment.stated import Card, Stated
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,16 @@ def run_selftest(stated: Stated, *, timeout_seconds: float = _SECONDS) -> dict[s
     )
     found = run_child((sys.executable, "-c", code), timeout_seconds)
     count = found.get("count", 0)
+    if found.get("context_bytes") is None:
+        found["context_bytes"] = _context_by_difference(found, seen)
     return found if count < 2 or "problem" in found else {**found, **run_exchange(count)}
+
+
+def _context_by_difference(found: dict[str, Any], cards: Sequence[Card]) -> int | None:
+    """What more of the card was in use than before, where the driver does not tell of single processes."""
+    used, uuid = found.get("used_bytes"), str(found.get("uuid"))
+    before = next((card.used_bytes for card in cards if card.uuid and uuid in card.uuid), None)
+    return None if used is None or before is None or used <= before else used - before
 
 
 def run_child(command: tuple[str, ...], timeout_seconds: float) -> dict[str, Any]:
@@ -125,8 +134,14 @@ def _context(device: torch.device) -> dict[str, Any]:
     index = hardware.gpu_of_uuid(str(found.uuid))
     own = None if index is None else hardware.process_memory_bytes(index, os.getpid())
     reserved = torch.cuda.memory_reserved(device)
-    context = None if own is None else own - reserved
-    return {"context_bytes": context, "tested": found.name, "count": torch.cuda.device_count()}
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "context_bytes": None if own is None else own - reserved,
+        "used_bytes": total - free - reserved,
+        "uuid": str(found.uuid),
+        "tested": found.name,
+        "count": torch.cuda.device_count(),
+    }
 
 
 def _matrix_product(device: torch.device, dtype: torch.dtype, name: str) -> dict[str, Any]:

@@ -168,9 +168,11 @@ def _card(card: Card) -> dict[str, Any]:
 def _about(card: Card) -> Iterator[str]:
     yield card.name
     yield f"compute capability {show(card.capability) or 'unknown'}"
-    yield f"{show_size(card.memory_bytes)} of memory" + (
-        "" if card.free_bytes is None else f", {show_size(card.free_bytes)} free"
+    nominal = card.known.nominal_gib if card.known and not card.one_of else None
+    memory = (
+        f"nominally {nominal:g} GB" if nominal and card.memory_bytes is None else show_size(card.memory_bytes)
     )
+    yield f"memory {memory}" + ("" if card.free_bytes is None else f", {show_size(card.free_bytes)} free")
     if card.uuid:
         yield card.uuid
     if card.bus_id:

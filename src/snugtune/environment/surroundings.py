@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from snugtune import facts
 from snugtune.environment.builds import Place, numbers, show, tensorflow_builds, toolkit_compiles, version_of
-from snugtune.environment.install import bitsandbytes_line, bitsandbytes_oldest, tensorflow_line
+from snugtune.environment.install import best_torch, bitsandbytes_line, bitsandbytes_oldest, tensorflow_line
 from snugtune.environment.lines import set_variable, torchvision_for, unset_variable
 from snugtune.environment.stated import Card, Stated, latest
 from snugtune.hardware import Machine
@@ -87,7 +87,10 @@ def _libraries(stated: Stated) -> dict[str, Any]:
         (v for name in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12") if (v := latest(stated.packages, name))),
         None,
     )
-    cudnn = installed or (stated.torch.cudnn if stated.torch else None)
+    brought = None if stated.torch or not stated.cards else best_torch(stated.gpus, stated.place)
+    cudnn = installed or (
+        stated.torch.cudnn if stated.torch else brought.row.get("cudnn") if brought else None
+    )
     new = (version_of(cudnn) or Version("0")) >= Version(limit["first_without"])
     torch = stated.torch
     old = [
