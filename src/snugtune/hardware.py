@@ -77,12 +77,14 @@ def find_gpus(timeout_seconds: float = 5) -> Machine:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return Machine((), None, f"CUDA_VISIBLE_DEVICES={visible!r} hides every card")
-    smi = shutil.which("nvidia-smi")
-    if smi is None and not _nvml_library_loads():
+    smi, loads = shutil.which("nvidia-smi"), _nvml_library_loads()
+    if smi is None and not loads:
         return Machine((), None, None)
     deadline = time.monotonic() + timeout_seconds
     try:
-        machine = _ask_nvml(timeout_seconds)
+        machine = (
+            _ask_nvml(timeout_seconds) if loads else Machine((), None, "NVML: the library does not load")
+        )
         if machine.gpus or machine.problem is None or smi is None:
             return machine
         return _ask_smi(smi, deadline, machine)

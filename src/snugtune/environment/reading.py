@@ -22,7 +22,7 @@ from snugtune.environment.texts import matters, read_texts
 from snugtune.hardware import Machine, Usage
 
 # Without PyTorch the whole answer is due in two seconds; with it, its import takes longer than a slow driver.
-_DRIVER_SECONDS, _PATIENT_DRIVER_SECONDS = 1.0, 10.0
+_DRIVER_SECONDS, _PATIENT_DRIVER_SECONDS = 0.8, 10.0
 _PROGRAM_SECONDS = 1.0
 _TORCH_SECONDS = 60.0
 _DIST_INFO = re.compile(r"(?P<name>[\w.]+?)-(?P<version>\d[^-]*?)(?:-py[\d.]+)?\.(?:dist|egg)-info")
