@@ -9,6 +9,7 @@ import pytest
 
 from snugtune import api
 from snugtune.environment.doctor import examine
+from snugtune.environment.findings import decide
 from snugtune.environment.stated import Stated
 from snugtune.environment.texts import decode_ceiling, read_file, read_texts
 from snugtune.errors import UsageError
@@ -321,6 +322,57 @@ def test_two_texts_about_one_card_are_put_together():
     rows = "index, name, uuid, temperature.gpu\n0, NVIDIA GeForce GTX 1080 Ti, GPU-1a2b, 38\n"
     (card,) = read_texts([table, rows], Stated()).cards
     assert (card.uuid, card.memory_bytes, len(card.processes)) == ("GPU-1a2b", 11264 * MiB, 3)
+
+
+COLLECTED = """PyTorch version: 2.15.0+cu132
+Is debug build: False
+CUDA used to build PyTorch: 13.2
+Python version: 3.12.3 (main, Jun 18 2026, 17:59:45) [GCC 13.3.0] (64-bit runtime)
+GPU models and configuration: GPU 0: NVIDIA GeForce GTX 1080 Ti
+Nvidia driver version: 580.105.08
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("GPU 0: NVIDIA GeForce GTX 1080 Ti (UUID: GPU-1a2b-3c)\n", ["NVIDIA GeForce GTX 1080 Ti"]),
+        ("GPU 0: Tesla P40 (UUID: GPU-1)\nGPU 1: NVIDIA L4 (UUID: GPU-2)\n", ["Tesla P40", "NVIDIA L4"]),
+        (
+            "01:00.0 VGA compatible controller: NVIDIA Corporation GP102 [GeForce GTX 1080 Ti] (rev a1)\n"
+            "01:00.1 Audio device: NVIDIA Corporation GP102 HDMI Audio Controller (rev a1)\n",
+            ["GeForce GTX 1080 Ti"],
+        ),
+    ],
+)
+def test_lists_of_cards_are_read(text, names):
+    cards = read_texts([text], Stated()).cards
+    assert [card.name.removeprefix("NVIDIA ") for card in cards] == [
+        name.removeprefix("NVIDIA ") for name in names
+    ]
+    assert all(card.capability is not None for card in cards)
+
+
+def test_what_collect_env_prints_is_read(tmp_path):
+    path = tmp_path / "collected.txt"
+    for text in (COLLECTED, COLLECTED.replace("configuration: ", "configuration:\n")):
+        path.write_text(text)
+        report = examine(inputs=[path])
+        assert ids(report, "error") == ["torch-without-code"]
+        found = report.as_dict()
+        assert (found["driver"]["version"], found["python"]) == ("580.105.08", "3.12")
+
+
+def test_a_kernel_log_with_times_is_read():
+    log = (
+        "[    4.100000] NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:1b06)\n"
+        "[    4.100001] NVRM: installed in this system is not supported by the\n"
+        "[    4.100002] NVRM: NVIDIA 595.58.03 driver release.\n"
+        "[    4.200000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  595.58.03  Tue Oct 28\n"
+    )
+    stated = read_texts([log], Stated())
+    assert (stated.place.driver, stated.open_module) == ("595.58.03", False)
+    assert ids(decide(stated), "error") == ["card-refused-by-driver"]
 
 
 def test_secrets_among_the_variables_are_not_shown():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from snugtune.environment.builds import numbers
-from snugtune.environment.stated import Card, Process, Stated, card_told
+from snugtune.environment.stated import Card, Process, Stated, card_named, card_told
 from snugtune.units import MiB
 
 _HEADER = re.compile(
@@ -34,6 +34,12 @@ _SLICE = re.compile(
 )
 _PROCESSES_FOLLOW = re.compile(r"^\|\s*Processes:", re.MULTILINE)
 _LINK = re.compile(r"^\s*GPU\d+\s")
+# nvidia-smi -L, PyTorch's collect_env, and lspci, which has the name in the last square brackets
+_LISTED = re.compile(
+    r"^(?:(?:GPU models and configuration: )?GPU (?P<index>\d+): (?P<name>[^\n]+?)(?: \(UUID: (?P<uuid>GPU-[\w-]+)\))?"
+    r"|(?P<bus>[\w:]+\.\d) [^\n]*NVIDIA Corporation [^\n]*\[(?P<chip>[^\]\n]+)\](?: \(rev \w+\))?)\s*$",
+    re.MULTILINE,
+)
 _THERMAL_BITS = 0x20 | 0x40  # NVML's software and hardware thermal slowdown
 
 
@@ -137,6 +143,24 @@ def _card_of_row(row: Mapping[str, str]) -> Card:
     name = _known(row.get("name")) or "unknown NVIDIA card"
     exact = numbers(capability) if capability and re.fullmatch(r"\d+\.\d", capability) else None
     return card_told(name, _mib(row.get("memory.total")), exact, **more)
+
+
+def read_list(text: str, stated: Stated) -> Stated | None:
+    """The lists of `nvidia-smi -L`, collect_env and lspci, which have names only; None for other texts."""
+    cards = [
+        card_told(found["name"] or found["chip"], None, index=number, uuid=found["uuid"], bus_id=found["bus"])
+        for number, found in enumerate(_LISTED.finditer(text))
+        if found["name"] or "Audio" not in found[0]
+    ]
+    return stated.with_cards([_by_alias(card) for card in cards]) if cards and not stated.cards else None
+
+
+def _by_alias(card: Card) -> Card:
+    """lspci's names are those of people: found among the aliases where the driver's are not."""
+    named = card_named(card.name)
+    if card.known or card.one_of or not (named.known or named.one_of):
+        return card
+    return replace(named, index=card.index, uuid=card.uuid, bus_id=card.bus_id)
 
 
 def read_topology(text: str, stated: Stated) -> Stated | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from snugtune.environment.builds import numbers
-from snugtune.environment.smi_text import read_csv, read_table, read_topology
+from snugtune.environment.smi_text import read_csv, read_list, read_table, read_topology
 from snugtune.environment.stated import Stated, Torch, card_named, card_told, latest, torch_stated
 from snugtune.errors import UsageError
 
@@ -33,7 +33,16 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 _NVCC = re.compile(r"Cuda compilation tools, release (\d+\.\d+)|^CUDA Version (\d+\.\d+)", re.MULTILINE)
 _WSL = re.compile(r"^Linux version \S+?-microsoft-standard\S*|^Linux version \S+-Microsoft\b", re.MULTILINE)
 _NVRM = re.compile(
-    r"NVRM version: NVIDIA UNIX (?P<open>Open )?.*?Kernel Module(?: for \w+)?\s+(?P<driver>\d+\.[\d.]+)"
+    r"NVRM(?: version)?: (?:loading )?NVIDIA UNIX (?P<open>Open )?"
+    r".*?Kernel Module(?: for \w+)?\s+(?P<driver>\d+\.[\d.]+)"
+)
+_COLLECTED = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^PyTorch version: (\d\S+)",
+        r"^Nvidia driver version: (\d[\d.]+)",
+        r"^Python version: (\d+\.\d+)",
+    )
 )
 _CEILING = re.compile(r"driver on your system is too old \(found version (\d+)\)")
 _WARNED = re.compile(
@@ -78,6 +87,8 @@ def read_texts(texts: Iterable[str], stated: Stated) -> Stated:
             read_table,
             read_topology,
             read_csv,
+            read_list,
+            _read_collected,
             _read_packages,
             _read_nvcc,
             _read_variables,
@@ -121,6 +132,19 @@ def _conda_version(version: str, build: str) -> str:
     if cuda:
         return f"{version}+cu{cuda[1]}{cuda[2]}"
     return f"{version}+cpu" if "cpu" in build else version
+
+
+def _read_collected(text: str, stated: Stated) -> Stated | None:
+    """What `python -m torch.utils.collect_env` prints, which people paste into reports."""
+    torch, driver, python = (
+        found[1] if found else None for found in (each.search(text) for each in _COLLECTED)
+    )
+    if torch is None:
+        return None
+    place = replace(stated.place, driver=stated.place.driver or driver)
+    if python and place.python is None:
+        place = replace(place, python=numbers(python))
+    return replace(stated, place=place, packages={**stated.packages, "torch": (torch,)})
 
 
 def _read_nvcc(text: str, stated: Stated) -> Stated | None:
