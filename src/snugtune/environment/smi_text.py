@@ -36,7 +36,8 @@ _PROCESSES_FOLLOW = re.compile(r"^\|\s*Processes:", re.MULTILINE)
 _LINK = re.compile(r"^\s*GPU\d+\s")
 # nvidia-smi -L, PyTorch's collect_env, and lspci, which has the name in the last square brackets
 _LISTED = re.compile(
-    r"^(?:(?:GPU models and configuration: )?GPU (?P<index>\d+): (?P<name>[^\n]+?)(?: \(UUID: (?P<uuid>GPU-[\w-]+)\))?"
+    r"^(?:(?:GPU models and configuration: )?GPU (?P<index>\d+): (?P<name>[^\n]+?)"
+    r"(?: \(UUID: (?P<uuid>GPU-[\w-]+)\))?"
     r"|(?P<bus>[\w:]+\.\d) [^\n]*NVIDIA Corporation [^\n]*\[(?P<chip>[^\]\n]+)\](?: \(rev \w+\))?)\s*$",
     re.MULTILINE,
 )
