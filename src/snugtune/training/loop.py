@@ -147,8 +147,11 @@ class _Run:
             Interrupts(quiet=mode == "quiet", launched=not self.processes.alone) as interrupts,
         ):
             self.reports.progress, self.reports.rates = progress, Rates(now=time.monotonic())
-            for passes in () if over else self._loader():
+            batches = iter(() if over else self._loader())
+            passes = next(batches, None)
+            while passes is not None:
                 self._launch(passes)
+                passes = next(batches, None)  # made while the device is at work
                 self._settle(most_pending=self.most_pending)
                 self.position = dataclasses.replace(self.position, seconds=time.monotonic() - began)
                 over = self._measure_and_save()
