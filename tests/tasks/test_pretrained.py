@@ -415,6 +415,8 @@ def test_a_saved_language_model_answers_as_its_step(tmp_path):
     prepared = prepare(tmp_path, {**write_data(tmp_path), "max_length": 20})
     step = train(prepared)
     prepared.task.save(step.model, tmp_path / "out")
+    assert step.model.config.use_cache is True  # as it began
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["use_cache"] is True
     ask = pipeline("text-classification", str(tmp_path / "out"), top_k=None)
     expected = answers(step, tmp_path / "out", TEXTS).softmax(-1)
     found = [{answer["label"]: answer["score"] for answer in each} for each in ask(TEXTS, batch_size=4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from snugtune.errors import RunFolderError, UsageError
 from snugtune.record import read_record
 from snugtune.step import Step
-from tiny_runs import assert_equal, stop_after, weights
+from tiny_runs import assert_equal, compute_in_fp16, stop_after, weights
 
 
 def test_a_run_leaves_a_model_that_people_can_use(train, tmp_path):
@@ -280,7 +281,9 @@ def test_an_interrupted_run_may_continue_in_other_passes(build_tiny_model, train
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_half_precision_trains_on_fp32_weights(train, precision):
+def test_half_precision_trains_on_fp32_weights(train, precision, monkeypatch):
+    if precision == "fp16":
+        compute_in_fp16(monkeypatch)
     result = train(precision=precision, epochs=4)
     assert {tensor.dtype for tensor in weights(result).values()} == {torch.float32}
     record = read_record(result.folder / "record.jsonl")
@@ -289,24 +292,44 @@ def test_half_precision_trains_on_fp32_weights(train, precision):
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
+def test_fp16_without_a_card_is_fp32_with_one_notice_that_names_the_cause(train, capsys):
+    """C061"""
+    result = train(precision="fp16", epochs=1)
+    (decision,) = [
+        line
+        for line in read_record(result.folder / "record.jsonl").start["decisions"]
+        if line["name"] == "precision"
+    ]
+    assert decision["value"] == "fp32"
+    assert "fp16 was asked for, but no CUDA card is in use (" in decision["because"]
+    cause = decision["because"].partition("(")[2].partition(")")[0]
+    assert cause
+    assert (result.folder / "log.txt").read_text().count(cause) == 1
+
+
 def test_a_skipped_update_does_not_move_the_schedule(train, monkeypatch):
-    real = Step.launch
+    real = Step.forward
 
-    def poison(self, passes, *, number, **more):
-        if number == 5:
-            with torch.no_grad():
-                next(self.model.parameters()).mul_(float("inf"))
-        return real(self, passes, number=number, **more)
+    def poison(self, batch, *, number, **more):
+        loss, denominator = real(self, batch, number=number, **more)
+        return (loss * math.inf if number >= 5 else loss), denominator
 
-    monkeypatch.setattr(Step, "launch", poison)
+    monkeypatch.setattr(Step, "forward", poison)
     result = train("run", {"training.warmup_fraction": 0.0}, epochs=1)
     updates = read_record(result.folder / "record.jsonl").updates
     assert [line["applied"] for line in updates] == [True] * 5 + [False] * 2
     assert updates[5]["learning_rate"] == updates[6]["learning_rate"]
     events = read_record(result.folder / "record.jsonl").events
     assert "update 6 was skipped" in events[0]["what"]
+    assert "every module gives finite numbers, but the loss is none" in events[0]["why"]
     assert "2 updates skipped" in (result.folder / "log.txt").read_text()
-    assert result.best_update is None  # its answers are not numbers, so no accuracy makes it the best
+
+
+def test_a_model_whose_answers_are_no_numbers_is_never_the_best(train, monkeypatch):
+    monkeypatch.setattr(
+        "snugtune.training.loop.measure", lambda *args, **more: {"accuracy": 1.0, "loss": math.nan}
+    )
+    assert train().best_update is None
 
 
 def test_a_file_may_be_given_to_learn_from_and_to_measure_on(train, reviews):

@@ -251,9 +251,13 @@ class Updates:
             return self._collated(update)
 
     def _collated(self, update: int) -> list[Batch]:
+        return collate_passes(self.examples, self.passes_of(update), self.collate)
+
+    def passes_of(self, update: int) -> list[np.ndarray]:
+        """The rows of each pass of an update in this process."""
         # Dealt out by length, every process gets about the same work; the last update may leave some without.
         by_length = _longest_first(self.rows_of(update), self.examples.lengths)
-        passes = cut_passes(
+        return cut_passes(
             by_length[self.rank :: self.processes],
             self.examples.lengths,
             passes=self.plan.passes,
@@ -261,7 +265,6 @@ class Updates:
             most_tokens=self.plan.most_tokens,
             packed=self.plan.packed,
         )
-        return collate_passes(self.examples, passes, self.collate)
 
 
 @contextmanager
@@ -317,3 +320,16 @@ class EvaluationPasses:
     def __getitem__(self, number: int) -> Batch:
         with _seeded(number):
             return collate_passes(self.examples, [self.passes[number]], self.collate)[0]
+
+
+def count_tokens(passes: Sequence[Batch], *, packed: bool) -> list[int]:
+    """Tokens without padding, and positions with it; zeros where batches have no attention mask.
+
+    Args:
+        passes: Batches.
+        packed: Whether their padding is left out.
+    """
+    masks = [batch["attention_mask"] for batch in passes if "attention_mask" in batch]
+    masks = [mask for mask in masks if mask.ndim == 2 and not mask.is_floating_point()]
+    tokens = sum(int((mask != 0).sum()) for mask in masks)
+    return [tokens, tokens if packed else sum(mask.numel() for mask in masks)]

@@ -13,9 +13,11 @@ from snugtune.inference.progress import open_bar
 from snugtune.inference.runs import FinishedRun
 from snugtune.inference.tables import Predictions
 from snugtune.planning.defaults import choose_precision
-from snugtune.tasks.pretrained import quiet_transformers
+from snugtune.processes import ALONE
+from snugtune.tasks.pretrained import load_config, quiet_transformers
 from snugtune.training.console import console
-from snugtune.training.device import describe, open_device
+from snugtune.training.device import describe, open_device, why_no_card
+from snugtune.training.self_test import checked_precision
 from snugtune.units import show_count
 
 Say = Callable[[str], None]
@@ -44,9 +46,17 @@ def open_predictor(
     out.quiet = quiet
     card = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with open_device(card, budget_bytes=None) as device, quiet_transformers():
+        asked = run.config.training.precision
         precision = choose_precision(
-            run.config.training.precision, device_name=device.name, capability=device.capability
+            asked,
+            device_name=device.name,
+            capability=device.capability,
+            family=load_config(run.config.model).model_type,
+            no_card_because=why_no_card() if asked == "fp16" and not device.is_cuda else None,
         )
+        precision = checked_precision(precision, device, ALONE)
+        if precision.value != asked != "auto":
+            out.print(f"precision {precision.value}: {precision.because}")
         if rows:
             out.print(f"run       {run.path} on {describe(device, None)}, {precision.value}")
         predictor = Predictor(

@@ -36,6 +36,7 @@ from snugtune.training.device import (
 )
 from snugtune.training.finish import finish_model
 from snugtune.training.folder import RunFolder, check_same_run, clear_leftovers, write_aside
+from snugtune.training.health import Health
 from snugtune.training.interrupt import Interrupts
 from snugtune.training.journal import Journal, open_journal
 from snugtune.training.pending import Pending, most_pending
@@ -115,7 +116,7 @@ class _Run:
         self.config, self.prepared, self.device = config, prepared, device
         self.processes, self.folder = processes, folder
         self.task = prepared.task
-        self.step, self.decisions = build_step(config, self.task, device=device, processes=processes)
+        self.step, self.decisions = build_step(config, prepared, device=device, processes=processes)
         self.updates = build_updates(config, self._decided, prepared, processes=processes)
         self.every_updates = config.evaluation.every_updates or self.updates.per_epoch
         self.reports = Reports(record, journal, self.updates, every_updates=self.every_updates)
@@ -133,6 +134,8 @@ class _Run:
     def run(self, mode: Mode) -> TrainResult:
         check_savable(self.step)
         self._resume()
+        parts = self.config, self.prepared, self.step, self.updates, self.reports
+        self.health = Health(*parts, first=self.position.update)
         room = self.processes.first_here(self._room)
         self._write_start()
         self.reports.journal.say(f"disk      {room}")
@@ -184,7 +187,9 @@ class _Run:
 
     def _write_start(self) -> None:
         parameters = count_parameters(self.step.model)
-        self.reports.plan(self.decisions, epochs=self.config.training.epochs, parameters=parameters)
+        self.reports.plan(
+            self.decisions, self.config.training, parameters=parameters, processes=self.processes.count
+        )
         if self.processes.rank:
             return
         write_aside(self.folder.path / "config.yaml", show_config(self.config))
@@ -235,6 +240,7 @@ class _Run:
             self.reports.update(
                 did, number=self.position.update, learning_rate=done.learning_rate, memory=done.memory
             )
+            self.health.look(did, self.position.update, saved=self.saver.last)
 
     def _measure_and_save(self) -> bool:
         """Evaluate and save when it is time; True when the run is over."""
@@ -305,10 +311,7 @@ class _Run:
         return self._result("interrupted", {})
 
     def _finish(self) -> TrainResult:
-        if skipped := self.position.update - self.position.applied:
-            self.reports.journal.say(
-                f"{show_count(skipped, 'update')} skipped: gradients that were not finite (log.txt)"
-            )
+        self.health.finish(applied=self.position.applied, updates=self.position.update)
         mine: tuple[Metrics, int | None] = ({}, None)
         if not self.processes.rank:
             self.reports.record.flush()  # the scores are read from it
