@@ -177,7 +177,7 @@ class _Part:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, numbers: list[int]) -> Sequence[Row]:
         return self.rows.__getitems__(self.numbers[numbers].tolist())
 
 

@@ -159,7 +159,7 @@ def _has_kernel(device: torch.device, dtype: torch.dtype, heads: int, size: int)
     layout = Layout(mask, device=device, price_tokens=0)
     tensors = torch.linspace(-1, 1, 3 * heads * layout.tokens * size, dtype=torch.float64).sin()
     tensors = tensors.view(3, 1, heads, layout.tokens, size).to(device, dtype)
-    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    tolerance = 16 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-4
     try:
         with torch.enable_grad(), torch.autocast(device.type, enabled=False):
             found, expected = (
