@@ -51,7 +51,7 @@ class Reports:
         """
         for decision in decisions:
             self.journal.say(f"{decision.name:<9} {decision.value}: {decision.because}")
-        updates = f"{show_count(self.updates.total, 'update')} of {self.updates.plan.batch_size} samples"
+        updates = f"{show_count(self.updates.planned, 'update')} of {self.updates.plan.batch_size} samples"
         self.journal.say(
             f"plan      {updates} in {show_count(epochs, 'epoch')}, {parameters / 1e6:.1f} million parameters"
         )
@@ -76,7 +76,7 @@ class Reports:
         self.record.write(
             "update",
             update=number,
-            epoch=math.ceil(number / self.updates.per_epoch),
+            epoch=math.ceil((number - self.updates.ahead) / self.updates.per_epoch),
             learning_rate=learning_rate,
             seconds=round(seconds, 6),
             **vars(did),
@@ -90,8 +90,9 @@ class Reports:
             self.progress.update(self._shown(did, number, learning_rate, memory))
 
     def _shown(self, did: Updated, number: int, learning_rate: float, memory: Memory | None) -> Shown:
-        total = self.updates.total
-        evaluations_left = math.ceil(total / self.every_updates) - number // self.every_updates
+        total, planned = self.updates.total, self.updates.planned
+        done = number - self.updates.ahead
+        evaluations_left = math.ceil(planned / self.every_updates) - done // self.every_updates
         return Shown(
             update=number,
             total_updates=total,
@@ -120,7 +121,7 @@ class Reports:
             seconds: How long it took.
             best: Whether it is the best so far.
         """
-        epoch = position.update / self.updates.per_epoch
+        epoch = (position.update - self.updates.ahead) / self.updates.per_epoch
         padding = f", {1 - self._tokens / self._positions:.1%} padding in training" if self._positions else ""
         self.record.write(
             "evaluation",
