@@ -149,7 +149,7 @@ def go_on(
 
 
 def _changes_since(folder: RunFolder, position: Position, config: RunConfig) -> tuple[list[str], bool]:
-    """What is learnt otherwise than up to a checkpoint, and whether its scores and later ones can be compared.
+    """What is learnt otherwise than up to a checkpoint; whether its scores and later ones can be compared.
 
     The checkpoint is asked, not config.yaml: that of the folder may be of a start which never came to save.
     """

@@ -54,7 +54,7 @@ def finish_model(
 
 
 def _metrics_of(folder: RunFolder, position: Position, metric: str) -> Metrics:
-    """The scores that the best evaluation wrote into the record; those of the last one if there is no best."""
+    """The scores that the best evaluation wrote into the record; of the last one if there is no best."""
     evaluations = read_record(folder.record_path).evaluations
     if position.best_update is None:
         return dict(evaluations[-1]["metrics"]) if evaluations else {}

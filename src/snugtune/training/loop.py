@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import time
@@ -93,9 +94,10 @@ def run_training(
                 run = _Run(config, prepared, device, processes, folder, record, journal)
                 return run.run(mode if speaks else "quiet")
         except BaseException as error:
-            why = f"{type(error).__name__}: {error}"
-            record.write("end", status="failed", seconds=None, metrics={}, why=why)
-            journal.log(f"failed: {why}")
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            record.write("end", status=status, seconds=None, metrics={}, why=why)
+            journal.log(f"{status}: {why}")
             raise
 
 
@@ -200,7 +202,8 @@ class _Run:
             data=self.prepared.facts,
             data_digests=self.folder.data_digests,
         )
-        environment.write_snapshot(self.folder.path / "environment.json", hardware.find_gpus())
+        around = environment.snapshot(hardware.find_gpus())
+        write_aside(self.folder.path / "environment.json", json.dumps(around, indent=2, ensure_ascii=False))
 
     def _loader(self) -> Any:
         return DataLoader(
