@@ -74,6 +74,7 @@ def test_the_record_has_a_line_for_everything_that_happened(train):
 
 
 def test_an_interrupted_run_continues_to_the_very_same_weights(train, monkeypatch):
+    """C092, C113."""
     whole = train("whole")
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
@@ -219,6 +220,7 @@ def test_worker_processes_prepare_the_same_batches_and_leave_interrupts_to_the_r
 def test_the_best_model_is_kept_by_its_metric_in_the_right_direction(
     train, monkeypatch, metric, values, best
 ):
+    """C094, C117."""
     scripted = iter(values)
     monkeypatch.setattr(
         "snugtune.training.loop.measure",
@@ -266,6 +268,7 @@ def test_the_number_of_passes_does_not_change_what_is_learnt(build_tiny_model, t
 
 
 def test_an_interrupted_run_may_continue_in_other_passes(build_tiny_model, train, monkeypatch):
+    """C115."""
     calm = build_tiny_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     settings = {"training.optimizer": "sgd"}
     whole = weights(train("whole", settings, model=calm))
