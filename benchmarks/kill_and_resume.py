@@ -177,6 +177,7 @@ class Trial:
         folder: Where they live.
         model: The model they begin with.
         data: What they learn from.
+        failures: Where they leave what went wrong, on another disk than the one that is filled.
         number: Signal that ends them.
         fill: Fill the disk instead, and send the signal to every other one.
         processes: Processes of each run.
@@ -188,13 +189,14 @@ class Trial:
         folder: Path,
         model: Path,
         data: Path,
+        failures: Path,
         *,
         number: signal.Signals,
         fill: bool,
         processes: int,
         seed: int,
     ) -> None:
-        self.folder, self.model, self.data = folder, model, data
+        self.folder, self.model, self.data, self.failures = folder, model, data, failures
         self.number, self.fill, self.processes = number, fill, processes
         self.random = random.Random(seed)
         self.counts: Counter[str] = Counter()
@@ -216,7 +218,7 @@ class Trial:
 
     def failure(self, rank: int = 0) -> Path:
         """Where a process leaves what went wrong."""
-        return self.folder / f"failure-{rank}.txt"
+        return self.failures / f"failure-{rank}.txt"
 
     def undisturbed(self) -> Path:
         """The run that the others are compared with."""
@@ -343,12 +345,15 @@ def main() -> int:
         if free > MOST_FREE_BYTES:
             parser.error(f"{arguments.folder} has {free / 2**30:.0f} GiB free: too much to fill")
     number = getattr(signal, f"SIG{arguments.signal}", signal.SIGTERM)
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as place:
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.folder) as place,
+        tempfile.TemporaryDirectory() as failures,
+    ):
         folder = Path(place)
         model = build_model(folder / "model")
         data = write_rows(folder / "rows.csv", arguments.rows)
         how = {"fill": arguments.fill, "processes": arguments.processes, "seed": arguments.seed}
-        trial = Trial(folder, model, data, number=number, **how)
+        trial = Trial(folder, model, data, Path(failures), number=number, **how)
         for line in trial.disturb(arguments.kills):
             print(line, flush=True)
     for name, count in sorted(trial.counts.items()):
