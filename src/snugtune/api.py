@@ -45,6 +45,7 @@ def train(
     run_file: str | Path | None = None,
     *,
     set: Mapping[str, object] | None = None,
+    continue_anyway: bool = False,
     quiet: bool = False,
     verbose: bool = False,
     **everyday: Unpack[Everyday],
@@ -59,6 +60,8 @@ def train(
     Args:
         run_file: YAML file with settings.
         set: Any settings by dotted name, such as {"training.weight_decay": 0.1}.
+        continue_anyway: Continue a run, or train a finished one further, although settings or data that
+            change what it learns are not those of before.
         quiet: Print nothing.
         verbose: Print every update.
         everyday: model, data, learning_rate and the others of `Everyday`.
@@ -81,7 +84,7 @@ def train(
 
         everyday, digests, prepare = in_names(**everyday)  # type: ignore[assignment]
     config = load_config(run_file, everyday=everyday, settings=set)
-    with open_locked(config, digests) as folder:
+    with open_locked(config, digests, anyway=continue_anyway) as folder:
         if folder.state == "finished":
             result = finished_result(folder)
             if not quiet:

@@ -77,6 +77,10 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the complete run file with help texts, and stop.")
     ] = False,
+    continue_anyway: Annotated[
+        bool,
+        typer.Option("--continue-anyway", help="Continue, or train further, with changed settings or data."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every update.")] = False,
 ) -> None:
@@ -92,7 +96,9 @@ def train(
     if print_config:
         typer.echo(api.show_config(run_file, set=settings, **everyday), nl=False)
         return
-    result = api.train(run_file, set=settings, quiet=quiet, verbose=verbose, **everyday)
+    result = api.train(
+        run_file, set=settings, continue_anyway=continue_anyway, quiet=quiet, verbose=verbose, **everyday
+    )
     if result.status == "interrupted":
         _leave_interrupted(quiet)
 

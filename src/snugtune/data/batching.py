@@ -210,6 +210,9 @@ class Updates:
         epochs: How often each row is used.
         rank: Number of this process, from 0, among those that share each update.
         processes: How many they are.
+
+    A run that continued with other settings has perhaps done more updates, or fewer (then it is less than 0),
+    than its plan has up to the same place in the data: it is `ahead` by so many.
     """
 
     def __init__(
@@ -226,15 +229,37 @@ class Updates:
         self.examples, self.collate, self.plan, self.seed = examples, collate, plan, seed
         self.rank, self.processes = rank, processes
         self.per_epoch = math.ceil(len(examples) / plan.batch_size)
-        self.total = self.per_epoch * epochs
+        self.planned = self.per_epoch * epochs
+        self.ahead = 0
         self._epoch: tuple[int, list[np.ndarray]] | None = None
+
+    @property
+    def total(self) -> int:
+        """The updates of the whole run: those planned, and those by which it is ahead of its plan."""
+        return self.planned + self.ahead
 
     def __len__(self) -> int:
         return self.total
 
+    def place_after(self, update: int) -> tuple[int, int]:
+        """Where in the data a run is after `update` updates: whole epochs, and rows of the next one."""
+        epoch, position = divmod(update - self.ahead, self.per_epoch)
+        return epoch, position * self.plan.batch_size
+
+    def go_on(self, *, update: int, epoch: int, rows: int) -> None:
+        """Continue at a place in the data, which a run with other settings may have reached in more updates.
+
+        Args:
+            update: Updates done.
+            epoch: Epochs that are over.
+            rows: Rows of the next one that are over. A part of an update is done again.
+        """
+        done = epoch * self.per_epoch + min(rows // self.plan.batch_size, self.per_epoch)
+        self.ahead = update - min(done, self.planned)
+
     def rows_of(self, update: int) -> np.ndarray:
         """The rows that update number `update` (from 0) learns from, [samples]."""
-        epoch, position = divmod(update, self.per_epoch)
+        epoch, position = divmod(update - self.ahead, self.per_epoch)
         if self._epoch is None or self._epoch[0] != epoch:
             batches = epoch_batches(
                 self.examples.lengths,

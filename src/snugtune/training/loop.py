@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import time
@@ -25,7 +26,7 @@ from snugtune.record import RecordWriter
 from snugtune.tasks import Metrics, Prepared, is_better
 from snugtune.training.assembly import build_step, build_updates, count_parameters, evaluation_rows
 from snugtune.training.checkpoints import check_savable
-from snugtune.training.continuing import load_newest, put_best, tell_changes
+from snugtune.training.continuing import go_on, load_newest, made_with, put_best, tell_changes
 from snugtune.training.device import (
     Device,
     MemoryMeter,
@@ -94,9 +95,10 @@ def run_training(
                 run = _Run(config, prepared, device, processes, folder, record, journal)
                 return run.run(mode if speaks else "quiet")
         except BaseException as error:
-            why = f"{type(error).__name__}: {error}"
-            record.write("end", status="failed", seconds=None, metrics={}, why=why)
-            journal.log(f"failed: {why}")
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            record.write("end", status=status, seconds=None, metrics={}, why=why)
+            journal.log(f"{status}: {why}")
             raise
 
 
@@ -125,7 +127,8 @@ class _Run:
         self.most_pending = most_pending(device, self.step.choices.precision)
         self.meter = MemoryMeter(device)
         keep_last = config.checkpoints.keep_last
-        self.saver = Saver(folder, self.step, self.reports, processes, keep_last=keep_last)
+        facts = made_with(config, folder)
+        self.saver = Saver(folder, self.step, self.reports, processes, keep_last=keep_last, facts=facts)
 
     @property
     def _decided(self) -> dict[str, Any]:
@@ -169,18 +172,19 @@ class _Run:
     def _resume(self) -> None:
         found = list_checkpoints(self.folder.checkpoints)
         if found:
-            parameters = count_parameters(self.step.model)
-            check_same_run(self.folder, parameters=parameters, updates=self.updates.total)
+            facts = {name: self.prepared.facts.get(name) for name in ("label_kind", "label_names")}
+            check_same_run(self.folder, parameters=count_parameters(self.step.model), **facts)
         self.position = load_newest(self.folder, self.step, self.reports, self.processes)
         if not found:
             return
         self.saver.last = self.position.update
+        self.position = go_on(self.folder, self.updates, self.position, self.config, self.reports)
         now = {"device": self.device.name, "processes": self.processes.count}
         tell_changes(self.folder, self.decisions, now, self.reports)
         self.reports.journal.say(f"continue  after update {self.position.update} of {self.updates.total}")
 
     def _room(self) -> str:
-        done, total = self.position.update, self.updates.total
+        done, total = self.position.update - self.updates.ahead, self.updates.planned
         comes = saves_left(done=done, total=total, every=self.every_updates)
         keep_last = self.config.checkpoints.keep_last
         return check_space(self.folder, self.step, keep_last=keep_last, saves_left=comes)
@@ -206,7 +210,8 @@ class _Run:
             data=self.prepared.facts,
             data_digests=self.folder.data_digests,
         )
-        environment.write_snapshot(self.folder.path / "environment.json", hardware.find_gpus())
+        around = environment.snapshot(hardware.find_gpus())
+        write_aside(self.folder.path / "environment.json", json.dumps(around, indent=2, ensure_ascii=False))
 
     def _loader(self) -> Any:
         return DataLoader(
@@ -220,8 +225,8 @@ class _Run:
 
     def _launch(self, passes: list[Batch]) -> None:
         number = self.position.update + len(self.pending)
-        applied = self.position.applied + len(self.pending)
-        rate = learning_rate(self.config.training, applied=applied, total=self.updates.total)
+        applied = max(0, self.position.applied + len(self.pending) - self.updates.ahead)
+        rate = learning_rate(self.config.training, applied=applied, total=self.updates.planned)
         launched = self.step.launch(
             passes, number=number, learning_rate=rate, samples=len(self.updates.rows_of(number))
         )
@@ -232,10 +237,13 @@ class _Run:
         while len(self.pending) > most_pending:
             done = self.pending.popleft()
             did = done.launched.result()
+            epoch, rows = self.updates.place_after(self.position.update + 1)
             self.position = dataclasses.replace(
                 self.position,
                 update=self.position.update + 1,
                 applied=self.position.applied + did.applied,
+                epoch=epoch,
+                rows=rows,
             )
             self.reports.update(
                 did, number=self.position.update, learning_rate=done.learning_rate, memory=done.memory
@@ -246,7 +254,7 @@ class _Run:
         """Evaluate and save when it is time; True when the run is over."""
         update, total = self.position.update + len(self.pending), self.updates.total
         timed = self.saver.is_due(self.config.checkpoints.every_minutes)
-        measured = update % self.every_updates == 0 or update == total
+        measured = (update - self.updates.ahead) % self.every_updates == 0 or update == total
         if not (measured or timed):
             return False
         self._settle(most_pending=0)
@@ -317,10 +325,10 @@ class _Run:
             self.reports.record.flush()  # the scores are read from it
             best = put_best(self.folder, self.step, self.position, self.reports)
             facts = self.prepared.facts
-            mine = finish_model(self.config, self.folder, self.step, best, facts), best
-        metrics, best = self.processes.gather(mine)[0]
-        self.position = dataclasses.replace(self.position, best_update=best)
-        self.reports.end("finished", self.position, metrics, updates=self.position.update, best_update=best)
+            mine = finish_model(self.config, self.folder, self.step, best, facts), best.best_update
+        metrics, update = self.processes.gather(mine)[0]
+        self.position = dataclasses.replace(self.position, best_update=update)
+        self.reports.end("finished", self.position, metrics, updates=self.position.update, best_update=update)
         return self._result("finished", metrics)
 
     def _result(self, status: str, metrics: Metrics) -> TrainResult:

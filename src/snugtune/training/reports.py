@@ -89,8 +89,8 @@ class Reports:
         self.journal.say(
             f"batch     {describe_batch(self.updates.plan, len(self.updates.examples), processes)}"
         )
-        total, each = show_count(self.updates.total, "update"), show_count(self.updates.per_epoch, "update")
-        warmup = show_count(warmup_updates(settings, self.updates.total), "update")
+        total, each = show_count(self.updates.planned, "update"), show_count(self.updates.per_epoch, "update")
+        warmup = show_count(warmup_updates(settings, self.updates.planned), "update")
         self.journal.say(
             f"plan      {total}, {each} in each of {show_count(settings.epochs, 'epoch')}; the learning rate "
             f"rises over {warmup}; {parameters / 1e6:.1f} million parameters"
@@ -116,7 +116,7 @@ class Reports:
         self.record.write(
             "update",
             update=number,
-            epoch=math.ceil(number / self.updates.per_epoch),
+            epoch=math.ceil((number - self.updates.ahead) / self.updates.per_epoch),
             learning_rate=learning_rate,
             seconds=round(seconds, 6),
             **vars(did),
@@ -141,8 +141,9 @@ class Reports:
         self.journal.log(f"{what}: {why}")
 
     def _shown(self, did: Updated, number: int, learning_rate: float, memory: Memory | None) -> Shown:
-        total = self.updates.total
-        evaluations_left = math.ceil(total / self.every_updates) - number // self.every_updates
+        total, planned = self.updates.total, self.updates.planned
+        done = number - self.updates.ahead
+        evaluations_left = math.ceil(planned / self.every_updates) - done // self.every_updates
         return Shown(
             update=number,
             total_updates=total,
@@ -171,7 +172,7 @@ class Reports:
             seconds: How long it took.
             best: Whether it is the best so far.
         """
-        epoch = position.update / self.updates.per_epoch
+        epoch = (position.update - self.updates.ahead) / self.updates.per_epoch
         padding = f", {1 - self._tokens / self._positions:.1%} padding in training" if self._positions else ""
         self.record.write(
             "evaluation",
