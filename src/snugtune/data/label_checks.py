@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from snugtune.data.checks import Doubt, parts_of
+from snugtune.data.checks import Doubt
 from snugtune.data.columns import Columns
-from snugtune.data.label_cells import column_of
+from snugtune.data.label_cells import parts_of, type_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +28,8 @@ def spellings(dataset: Dataset, columns: Columns, *, separator: str | None) -> C
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = column_of(dataset, columns.labels[0])
-    texts = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    kind = type_of(dataset, columns.labels[0])
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if len(columns.labels) > 1 or separator is not None or not texts:
         return Counter()
     found = Counter[str]()
