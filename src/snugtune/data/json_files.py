@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugtune.data.delimited import no_rows
 from snugtune.data.encodings import Encoding, find_encoding, open_bytes
-from snugtune.data.reading import How, Reading, Refusals, Refused, copied, pick_lines
+from snugtune.data.reading import How, Reading, Refusals, Refused, copied, in_batches, pick_lines
 from snugtune.errors import DataError
 
 if TYPE_CHECKING:
@@ -239,28 +239,28 @@ def _kind(value: object) -> str:
 def _read_slowly(path: Path, encoding: Encoding, how: How) -> Reading:
     import pyarrow as pa
 
-    refusals, columns, good, spoilt = Refusals(path, _DO), {}, 0, None  # type: ignore[var-annotated]
+    refusals, columns = Refusals(path, _DO), dict[str, _Column]()
     size = path.stat().st_size
     for number, (line, item) in enumerate(_items(path, encoding)):
         if isinstance(item, _Fault):
             refusals.add(line, item.why)
-            spoilt = "what follows cannot be told apart" if item.is_end else spoilt
+            refusals.spoilt = "what follows cannot be told apart" if item.is_end else refusals.spoilt
             continue
-        good += 1
+        refusals.good += 1
         for name, value in item.items():
             column = columns.setdefault(name, _Column())
             kind = _kind(value)
             column.kinds[kind] += 1
             if kind == "list":
                 column.inner.update(map(_kind, value))
-        if how.on_bytes is not None and number % _LINES_BETWEEN_CALLS == 0:
+        if number % _LINES_BETWEEN_CALLS == 0:
             how.on_bytes(0, size)
-    refusals.check(how.bad_rows, good=good, spoilt=spoilt)
-    if good == 0 or not columns:
+    refusals.check(how.bad_rows)
+    if refusals.good == 0 or not columns:
         raise no_rows(path)
     kinds = {name: column.name for name, column in columns.items()}
-    rows = (_cells(item, kinds) for _, item in _objects(path, encoding))
-    table = copied(path, (encoding.name, kinds), _schema(pa, kinds), rows)
+    rows, schema = (_cells(item, kinds) for _, item in _objects(path, encoding)), _schema(pa, kinds)
+    table = copied(path, (encoding.name, kinds), schema, in_batches(schema, rows))
     reading = Reading(
         source=str(path),
         table=table,
