@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import snugtune
-from fuzzed_files import fuzzed_file
+from fuzzed_files import KINDS, fuzzed_file
 from snugtune.errors import SnugtuneError
 
 LONGEST_SECONDS = 10
@@ -35,14 +35,14 @@ def main() -> None:
     )
     parser.add_argument("--files", type=int, default=10_000, help="files for each reader")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--kind", choices=["cells", "json"], action="append", help="default: both")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="default: all")
     asked = parser.parse_args()
     import datasets
 
     faults = 0
     with tempfile.TemporaryDirectory() as folder:
         datasets.config.HF_DATASETS_CACHE = Path(folder) / "cache"
-        for kind in asked.kind or ["cells", "json"]:
+        for kind in asked.kind or KINDS:
             began, outcomes = time.monotonic(), Counter[str]()
             for seed in range(asked.first_seed, asked.first_seed + asked.files):
                 outcomes[try_file(kind, seed, Path(folder))] += 1

@@ -95,8 +95,8 @@ def blank_texts(dataset: Dataset, name: str) -> NDArray[np.bool_]:
 def digest_texts(dataset: Dataset, columns: Columns) -> NDArray[np.uint64]:
     """A number for the texts of each row, [rows]; the same for the same texts but for space around them.
 
-    Of 64 bits: two different texts among ten million have the same with a chance of 3 in a million. The numbers
-    hold in this process only.
+    Of 64 bits: two different texts among ten million have the same with a chance of 3 in a million. The
+    numbers hold in this process only.
     """
     import numpy as np
     import pyarrow.compute as pc

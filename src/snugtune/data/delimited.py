@@ -98,7 +98,9 @@ def read_delimited(path: Path, how: How) -> Reading:
         refused=refusals.rows,
         refused_rows=refusals.count,
     )
-    reading.lines = lambda wanted: pick_lines((line for line, _ in _good_rows(form, Refusals(path, _DO))), wanted)
+    reading.lines = lambda wanted: pick_lines(
+        (line for line, _ in _good_rows(form, Refusals(path, _DO))), wanted
+    )
     return reading
 
 

@@ -94,7 +94,9 @@ def missing_labels(dataset: Dataset, name: str, where: str) -> NDArray[np.bool_]
     """
     import numpy as np
 
-    return np.concatenate([np.zeros(0, dtype=bool), *(rows < 0 for rows, _ in cells_of(dataset, name, where))])
+    return np.concatenate(
+        [np.zeros(0, dtype=bool), *(rows < 0 for rows, _ in cells_of(dataset, name, where))]
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +251,7 @@ def _numbered(indices: pa.Array, cells: pa.Array) -> NDArray[np.int64]:
 
     # One more, for what has no cell: its number is -1, which is the last.
     known = np.append(np.where(np.asarray(cells.is_valid()), np.arange(len(cells)), -1), -1)
-    return known[np.asarray(indices.fill_null(-1))]
+    return cast("NDArray[np.int64]", known[np.asarray(indices.fill_null(-1))])
 
 
 def refuse_missing(missing: pa.Array | NDArray[np.bool_], what: str, where: str) -> None:

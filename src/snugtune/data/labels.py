@@ -35,6 +35,7 @@ Kind = Literal["single-label", "multi-label", "regression"]
 _MANY_CLASSES = 1000
 _MOST_COUNTED = 10_000  # different values of a column that are kept
 _INTEGER = re.compile(r"-?\d+", re.ASCII)
+_COMMA = re.compile(r"-?\d+,\d+", re.ASCII)
 _MARKS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 
 
@@ -130,14 +131,14 @@ def learn_labels(
 
 def _learn_single(dataset: Dataset, column: str, kind: str, where: str) -> Labels:
     """The labels of a column that has one for each row."""
+    if kind == "regression":
+        return Labels(kind="regression", names=())
     automatic = kind == "auto"
-    named = None
-    if kind != "regression":
-        named = named_cells(dataset, column, where, most=_MOST_COUNTED if automatic else None)
-    # Amounts are looked for in all cells where there are many different ones, otherwise only in those.
-    if named is None or (automatic and _may_be_amounts(named.names)):
-        if not automatic or are_amounts(dataset, column, where):
+    named = named_cells(dataset, column, where, most=_MOST_COUNTED if automatic else None)
+    if automatic and (named is None or not all(map(_INTEGER.fullmatch, named.names))):
+        if are_amounts(dataset, column, where):
             return Labels(kind="regression", names=())
+        _refuse_commas(dataset, column, where)
     if named is None:
         raise _too_many(dataset, column, f"more than {_MOST_COUNTED:,}", where)
     refuse_missing(named.rows < 0, f"label in the column {column!r}", where)
@@ -147,8 +148,18 @@ def _learn_single(dataset: Dataset, column: str, kind: str, where: str) -> Label
     return Labels(kind="single-label", names=found)
 
 
-def _may_be_amounts(names: list[str]) -> bool:
-    return bool(names) and not all(_INTEGER.fullmatch(name) for name in names)
+def _refuse_commas(dataset: Dataset, column: str, where: str) -> None:
+    """Stop where all labels are whole numbers or have one comma between digits."""
+    first: list[Any] = next((cells.to_pylist() for _, cells in cells_of(dataset, column, where)), [])
+    texts = [text for text in first if isinstance(text, str)]
+    commas = [text for text in texts if _COMMA.fullmatch(text)]
+    if commas and all(_COMMA.fullmatch(text) or _INTEGER.fullmatch(text) for text in texts):
+        raise DataError(
+            f"{where}: the column {column!r} has labels such as {commas[0]!r}",
+            why="that is a number with a decimal comma, or two labels; learnt as classes it would be neither",
+            do="write numbers with a point; or set data.label_separator to a comma for several labels in a "
+            "cell, or data.label_kind to single-label for classes of these names",
+        )
 
 
 def _too_many(dataset: Dataset, column: str, count: str, where: str) -> DataError:
@@ -233,7 +244,7 @@ def _codes(named: Named, labels: Labels, rows: NDArray[np.int64] | None, where: 
             do="correct the label, or put rows with it into the training data",
             rows=[row],
         )
-    return cast("NDArray[np.int64]", codes)
+    return codes
 
 
 def _marks(dataset: Dataset, name: str, where: str) -> NDArray[Any]:
@@ -273,8 +284,9 @@ def _numbers(dataset: Dataset, name: str, where: str) -> NDArray[np.float32]:
             bad = [as_numbers(pa.array([cell])) is None for cell in cells]
             wrong = int(np.argmax(np.append(bad, False)[rows]))
             row = done + wrong + 1
+            cell = cells[int(rows[wrong])].as_py()
             raise DataError(
-                f"{where}, row {row}: {cells[int(rows[wrong])].as_py()!r} in the column {name!r} is not a number",
+                f"{where}, row {row}: {cell!r} in the column {name!r} is not a number",
                 why="regression learns numbers",
                 do="correct the cell, or set data.label_kind=single-label",
                 rows=[row],

@@ -1,7 +1,7 @@
-"""The fast way through a file of cells: columns at a time, and only where a row-by-row reading would say the same.
+"""The fast way through a file of cells: columns at a time, where reading row by row would say the same.
 
-What is checked on the way is all that the fast reader would get wrong without a word: quotes in odd places, zero
-bytes, and lines with too few or too many cells. Any doubt, and the file is read row by row instead.
+What is checked on the way is all that the fast reader would get wrong without a word: quotes in odd places,
+zero bytes, and lines with too few or too many cells. Any doubt, and the file is read row by row instead.
 """
 
 from __future__ import annotations

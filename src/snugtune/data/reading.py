@@ -104,7 +104,7 @@ def usual_delimiter(source: str | Path) -> str:
 
 
 class Refusals:
-    """Collects rows that cannot be read; `good` counts the others, `spoilt` says why the rest is worth nothing.
+    """Rows that cannot be read. `good` counts the others; `spoilt` says why the rest is worth nothing.
 
     Args:
         path: The file.
