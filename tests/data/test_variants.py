@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -273,3 +276,26 @@ def test_the_fast_reader_leaves_every_doubt_to_the_other(row: str, tmp_path: Pat
     path.write_bytes(f"text,label\nfine,1\n{row}\nfine,0\n".encode())
     with pytest.raises(Doubtful):
         list(plain_batches(path, delimiter=",", names=["text", "label"], header=True))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json"])
+def test_memory_does_not_grow_with_the_texts(name: str, tmp_path: Path) -> None:
+    """C127, in small: what Arrow holds at its peak is a few blocks, however long the file."""
+    rows = 120_000
+    texts = [f"{number} " + "word " * 20 for number in range(rows)]
+    items = [json.dumps({"text": text, "label": n % 2}) for n, text in enumerate(texts)]
+    content = {
+        "a.csv": "text,label\n" + "".join(f"{text},{n % 2}\n" for n, text in enumerate(texts)),
+        "a.jsonl": "\n".join(items),
+        "a.json": "[" + ",\n".join(items) + "]",
+    }
+    (tmp_path / name).write_text(content[name], encoding="utf-8")
+    code = f"""
+import pyarrow as pa, snugtune
+print(snugtune.check_data({str(tmp_path / name)!r}).rows, pa.default_memory_pool().max_memory())
+"""
+    environment = {**os.environ, "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
+    found, peak_bytes = map(int, done.stdout.split())
+    assert found == rows
+    assert peak_bytes < 40 * 2**20
