@@ -136,12 +136,13 @@ class _List:
     def __init__(self, text: io.TextIOWrapper, on_bytes: Progress, *, damaged: bool) -> None:
         self._text, self._on_bytes, self._damaged = text, on_bytes, damaged
         self._held, self._place, self._done = "", 0, False
-        self._line = 1  # of the beginning of what is held
-        self._column = 1
+        self._line = self._column = 1  # of the sign up to which they were counted
+        self._counted = 0
 
     def _more(self) -> bool:
         """Read on, and forget what was understood; False at the end."""
-        self._forget()
+        self._here()
+        self._held, self._place, self._counted = self._held[self._place :], 0, 0
         # Twice as much each time, so that one long item is not tried over and over.
         block = self._text.read(max(_BLOCK_CHARACTERS, len(self._held)))
         self._held += block
@@ -149,18 +150,13 @@ class _List:
         self._on_bytes(bytes_read(self._text.buffer))
         return not self._done
 
-    def _forget(self) -> None:
-        lines = self._held.count("\n", 0, self._place)
-        self._line += lines
-        last = self._held.rfind("\n", 0, self._place)
-        self._column = self._place - last if lines else self._column + self._place
-        self._held, self._place = self._held[self._place :], 0
-
     def _here(self) -> tuple[int, int]:
-        """Line and column of the place."""
-        lines = self._held.count("\n", 0, self._place)
-        last = self._held.rfind("\n", 0, self._place)
-        return self._line + lines, self._place - last if lines else self._column + self._place
+        """Line and column of the place; each sign is counted once."""
+        lines = self._held.count("\n", self._counted, self._place)
+        last = self._held.rfind("\n", self._counted, self._place)
+        self._column = self._place - last if lines else self._column + self._place - self._counted
+        self._line, self._counted = self._line + lines, self._place
+        return self._line, self._column
 
     def _sign(self) -> str:
         """The next sign that is not space; nothing at the end."""
