@@ -120,6 +120,11 @@ _Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as ru
 _TextColumn = Annotated[str | None, typer.Option(help="Column with the text. Default: that of the training.")]
 _PairColumn = Annotated[str | None, typer.Option(help="Column with the second text. Default: the same.")]
 _Split = Annotated[str | None, typer.Option(help="Part of a data set that has several. Default: train.")]
+_BadRows = Annotated[str | None, typer.Option(help="stop, or skip to leave them out. Default: stop.")]
+_Encoding = Annotated[str | None, typer.Option(help="Encoding of the file. Default: found out.")]
+_Header = Annotated[
+    bool | None, typer.Option("--header/--no-header", help="Whether the first line names the columns.")
+]
 _Precision = Annotated[str, typer.Option(help="auto, fp32, fp16 or bf16.")]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no messages but errors.")]
 
@@ -136,6 +141,9 @@ def evaluate(
         list[str] | None, typer.Option(help="Column with the label; several: 0/1 columns.")
     ] = None,
     split: _Split = None,
+    bad_rows: _BadRows = None,
+    encoding: _Encoding = None,
+    header: _Header = None,
     precision: _Precision = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quiet: _Quiet = False,
@@ -148,6 +156,9 @@ def evaluate(
         text_pair_column=text_pair_column,
         label_column=label_column or None,
         split=split,
+        bad_rows=bad_rows,
+        encoding=encoding,
+        header=header,
         precision=precision,
         json=json,
         quiet=quiet,
@@ -173,6 +184,9 @@ def predict(
     text_column: _TextColumn = None,
     text_pair_column: _PairColumn = None,
     split: _Split = None,
+    bad_rows: _BadRows = None,
+    encoding: _Encoding = None,
+    header: _Header = None,
     precision: _Precision = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     quiet: _Quiet = False,
@@ -188,6 +202,9 @@ def predict(
         text_column=text_column,
         text_pair_column=text_pair_column,
         split=split,
+        bad_rows=bad_rows,
+        encoding=encoding,
+        header=header,
         precision=precision,
         json=json,
         quiet=quiet,
@@ -205,11 +222,9 @@ def check_data(
     label_column: Annotated[
         list[str] | None, typer.Option(help="Column with the label; several: 0/1 columns.")
     ] = None,
-    bad_rows: Annotated[str | None, typer.Option(help="stop, or skip to leave them out.")] = None,
-    encoding: Annotated[str | None, typer.Option(help="Encoding of the file. Default: found out.")] = None,
-    header: Annotated[
-        bool | None, typer.Option("--header/--no-header", help="Whether the first line names the columns.")
-    ] = None,
+    bad_rows: _BadRows = None,
+    encoding: _Encoding = None,
+    header: _Header = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of data: data.label_kind=regression.")
     ] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -67,6 +67,17 @@ def open_predictor(
         )
         with open_bar(rows, out, show=rows > 0 and not quiet and out.is_terminal) as on_rows:
             yield predictor, on_rows, out.print
+
+
+def say_notes(notes: Sequence[str], say: Say) -> None:
+    """Say what was repaired and left out of the data.
+
+    Args:
+        notes: Sentences.
+        say: Takes a message for people.
+    """
+    for note in notes:
+        say(f"data      {note}")
 
 
 def say_done(done: Predictions, run: FinishedRun, say: Say) -> None:
