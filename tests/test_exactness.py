@@ -19,7 +19,8 @@ from torch import nn
 
 import snugtune
 from snugtune.config import RunConfig
-from snugtune.data.batching import Batch, Examples, Plan, Updates, cut_passes
+from snugtune.data.batching import Batch, Examples, Plan, Updates
+from snugtune.data.cutting import cut_passes
 from snugtune.data.labels import Labels
 from snugtune.record import read_record
 from snugtune.step import Choices, Hyperparameters, Step, Updated

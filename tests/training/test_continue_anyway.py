@@ -56,7 +56,7 @@ def learnt(monkeypatch) -> dict[int, list[int]]:
         ("training.batch_size", 4, "training.batch_size 8 -> 4"),
         ("training.learning_rate", 1e-3, "training.learning_rate 0.01 -> 0.001"),
         ("training.optimizer", "sgd", "training.optimizer adamw -> sgd"),
-        ("training.precision", "bf16", "training.precision auto -> bf16"),
+        ("training.weight_decay", 0.1, "training.weight_decay 0.01 -> 0.1"),
         ("evaluation.metric", "loss", "evaluation.metric None -> loss"),
         ("data.max_length", 16, "data.max_length 128 -> 16"),
     ],

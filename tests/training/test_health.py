@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import snugtune
-from snugtune.data.batching import epoch_batches
+from snugtune.data.cutting import epoch_batches
 from snugtune.errors import ModelError
 from snugtune.record import read_record
 from snugtune.seeds import seeded

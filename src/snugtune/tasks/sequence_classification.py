@@ -14,7 +14,8 @@ from torch import nn
 
 from snugtune.config import RunConfig
 from snugtune.data.batching import Batch, Examples
-from snugtune.data.checking import CheckedTable, check_data
+from snugtune.data.checked_table import CheckedTable
+from snugtune.data.checking import check_data
 from snugtune.data.columns import Columns
 from snugtune.data.labels import Labels
 from snugtune.data.splits import split_rows

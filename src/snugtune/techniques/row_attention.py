@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from snugtune.data.batching import cut_passes
+from snugtune.data.cutting import cut_passes
 
 
 @dataclass(frozen=True)
