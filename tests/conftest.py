@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # Before anything imports the libraries that read them; child processes inherit them.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
 # Tiny models gain nothing from threads, and on a busy machine threads that wait for each other lose a lot.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Whether a test passes is never decided by how busy the machine is.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 WORDS = [
     *(

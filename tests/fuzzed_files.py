@@ -101,25 +101,56 @@ _PIECES += [
 ]
 
 
+KINDS = ("cells", "lines", "list", "parquet", "arrow")
+
+
 def fuzzed_file(kind: str, seed: int) -> tuple[str, bytes]:
     """A name and what is in the file.
 
     Args:
-        kind: "cells" or "json".
+        kind: One of `KINDS`: cells, JSON lines, a JSON list, or one of the formats for programs.
         seed: The same seed gives the same file.
     """
     source = random.Random(f"{kind} {seed}")
-    text = _cells(source) if kind == "cells" else _json(source)
-    content = text.encode(source.choice(_ENCODINGS), errors="replace")
+    if kind in ("parquet", "arrow"):
+        name, content = f"a.{kind}", _binary(kind, source)
+    else:
+        text = _cells(source) if kind == "cells" else _json(source, as_list=kind == "list")
+        content = text.encode(source.choice(_ENCODINGS), errors="replace")
+        name = source.choice(["a.csv", "a.tsv"] if kind == "cells" else ["a.jsonl", "a.json"])
     for _ in range(source.choice([0, 0, 1, 1, 2, 5])):
         content = _damaged(content, source)
-    names = ["a.csv", "a.tsv"] if kind == "cells" else ["a.jsonl", "a.json"]
-    name = source.choice(names)
-    if source.random() < 0.1:
-        return f"{name}.gz", _damaged(
-            gzip.compress(content), source
-        ) if source.random() < 0.5 else gzip.compress(content)
+    if kind in ("cells", "lines", "list") and source.random() < 0.1:
+        name, content = f"{name}.gz", gzip.compress(content)
+        content = _damaged(content, source) if source.random() < 0.5 else content
     return name, content
+
+
+def _binary(kind: str, source: random.Random) -> bytes:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = source.randrange(9)
+    texts = pa.array([source.choice([*_CELLS, None]) for _ in range(rows)], pa.string())
+    labels = source.choice(
+        [
+            pa.array([source.choice(["a", "b"]) for _ in range(rows)]),
+            pa.array([source.choice([0, 1, None]) for _ in range(rows)], pa.int64()),
+            pa.array([source.random() for _ in range(rows)], pa.float32()),
+            pa.array(
+                [source.choice([["a"], ["a", "b"], [], None]) for _ in range(rows)], pa.list_(pa.string())
+            ),
+            pa.array([True] * rows),
+        ]
+    )
+    table, sink = pa.table({"text": texts, "label": labels}), pa.BufferOutputStream()
+    if kind == "parquet":
+        parquet.write_table(table, sink, compression=source.choice(["none", "snappy"]))
+    else:
+        new = source.choice([pa.ipc.new_file, pa.ipc.new_stream])
+        with new(sink, table.schema) as writer:
+            writer.write_table(table)
+    return bytes(sink.getvalue())
 
 
 def _cells(source: random.Random) -> str:
@@ -141,14 +172,14 @@ def _quoted(cell: str, delimiter: str, source: random.Random) -> str:
     return cell
 
 
-def _json(source: random.Random) -> str:
+def _json(source: random.Random, *, as_list: bool) -> str:
     rows = []
     for _ in range(source.randrange(9)):
         row = {"text": source.choice(_CELLS), "label": source.choice(["a", "b", 0, 1])}
         if source.random() < 0.3:
             row[source.choice(["text", "label", "more", ""])] = source.choice(_VALUES)
         rows.append(row)
-    if source.random() < 0.3:
+    if as_list:
         return json.dumps(rows, indent=source.choice([None, 1]), ensure_ascii=source.random() < 0.5)
     ascii_only = source.random() < 0.5
     return "".join(

@@ -19,7 +19,8 @@ from torch import nn
 
 import snugtune
 from snugtune.config import RunConfig
-from snugtune.data.batching import Batch, Examples, Plan, Updates, cut_passes
+from snugtune.data.batching import Batch, Examples, Plan, Updates
+from snugtune.data.cutting import cut_passes
 from snugtune.data.labels import Labels
 from snugtune.record import read_record
 from snugtune.step import Choices, Hyperparameters, Step, Updated
@@ -278,6 +279,7 @@ def test_other_optimizers_are_given_the_same_gradient(kind, how, optimizer, prec
 
 
 def test_passes_with_different_numbers_of_tokens_weigh_their_tokens_and_not_themselves():
+    """C120: the mean of means is off by two thirds."""
     task, rows = token_task(), Table()
     for counted in (3, 9):
         labels = [0] * counted if counted == 3 else [1, 2, 2] * 3
@@ -291,6 +293,7 @@ def test_passes_with_different_numbers_of_tokens_weigh_their_tokens_and_not_them
 
 
 def test_any_split_of_the_same_rows_ends_in_the_same_weights():
+    """C120"""
     task, rows = token_task(), make_rows("tokens", 12)
     random = np.random.default_rng(2)
     ends = []
@@ -309,7 +312,7 @@ def test_any_split_of_the_same_rows_ends_in_the_same_weights():
 
 
 def test_the_last_updates_of_an_epoch_are_whole_and_leave_nothing_to_the_next(tiny_model):
-    """63 rows, 8 in an update, each in a pass of its own: the eighth update of an epoch has 7."""
+    """C122: 63 rows, 8 in an update, each in a pass of its own: the eighth update of an epoch has 7."""
     kind = "single-label, weighted"
     task, random = make_task(kind, tiny_model), np.random.default_rng(4)
     lengths = random.integers(3, 12, 63)
@@ -335,7 +338,7 @@ def test_the_last_updates_of_an_epoch_are_whole_and_leave_nothing_to_the_next(ti
 
 @pytest.mark.parametrize("passes", [1, 4, 32])
 def test_the_loss_that_is_told_is_the_mean_whatever_the_passes(passes):
-    """A model whose loss is always 2, also in the update that has fewer rows."""
+    """C125: a model whose loss is always 2, also in the update that has fewer rows."""
 
     def loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
         count = len(batch["input_ids"])
@@ -409,7 +412,7 @@ def test_runs_in_other_passes_and_with_checkpointed_layers_end_in_the_same_weigh
 
 
 def test_no_rest_of_an_epoch_is_dropped_and_the_rate_falls_by_updates(run):
-    """Ten pairs of rows, four pairs in an update, two epochs: six updates, not four and not twenty."""
+    """C121, C124: ten pairs of rows, four in an update, two epochs: six updates, not four or twenty."""
     result = run("run", passes=4, warmup_fraction=0.0, schedule="linear")
     record = read_record(result.folder / "record.jsonl")
     assert record.start["total_updates"] == result.updates == 6

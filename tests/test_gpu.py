@@ -7,11 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 import snugtune
 from snugtune import hardware
 from snugtune.errors import HardwareError
 from snugtune.record import read_record
+from snugtune.techniques import row_attention
 
 pytestmark = pytest.mark.gpu
 GiB = 2**30
@@ -93,6 +95,12 @@ def test_packed_layers_learn_the_same_with_less_memory(build_tiny_model, tmp_pat
     peaks = [max(line["allocated_bytes"] for line in lines) for lines in (packed, padded)]
     assert peaks[0] < 0.8 * peaks[1]
     assert {line["padding"] for line in packed} == {0.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "size"), [(12, 32), (12, 64), (16, 64), (4, 128)])
+def test_the_kernel_with_borders_is_here_and_right(dtype, heads, size):
+    assert row_attention._has_kernel(torch.device("cuda", 0), dtype, heads, size)
 
 
 def test_updates_are_waited_for_later_and_are_the_same(train, monkeypatch):

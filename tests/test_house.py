@@ -25,6 +25,7 @@ ROWS = (
     (
         "runfile",
         "processes",
+        "seeds",
         "memory",
         "techniques",
         "tasks",

@@ -26,6 +26,13 @@ CARDS = {
     "Tesla V100-PCIE-16GB": ((7, 0), "fp16"),
     "NVIDIA GeForce RTX 2060": ((7, 5), "fp16"),
     "NVIDIA GeForce GTX 1660 Ti": ((7, 5), "fp32"),  # no tensor cores, and reports of NaN in fp16
+    "NVIDIA GeForce MX450": ((7, 5), "fp32"),
+    "NVIDIA T600 Laptop GPU": ((7, 5), "fp32"),
+    "NVIDIA T400 4GB": ((7, 5), "fp32"),
+    "Quadro T1000": ((7, 5), "fp32"),
+    "Tesla T4": ((7, 5), "fp16"),
+    "Tesla T40": ((7, 5), "fp16"),
+    "Quadro RTX 4000": ((7, 5), "fp16"),
     "NVIDIA GeForce RTX 3060": ((8, 6), "bf16"),
     "NVIDIA GeForce RTX 4060": ((8, 9), "bf16"),
     "NVIDIA GeForce RTX 5090": ((12, 0), "bf16"),
@@ -51,13 +58,42 @@ def test_bf16_is_refused_where_it_would_be_emulated(name):
     assert "fp16" in caught.value.do
 
 
+@pytest.mark.parametrize("name", [n for n, (capability, _) in CARDS.items() if capability < (7, 0)])
+def test_fp16_on_pascal_is_allowed_with_a_note(name):
+    """C059"""
+    decision = choose_precision("fp16", device_name=name, capability=CARDS[name][0])
+    assert decision.value == "fp16"
+    assert "no tensor cores, so it saves memory but hardly time" in decision.because
+
+
+def test_fp16_without_a_card_computes_in_fp32_and_names_the_cause():
+    """C061"""
+    decision = choose_precision(
+        "fp16", device_name="CPU", capability=None, no_card_because="driver 470 reports no card"
+    )
+    assert decision.value == "fp32"
+    assert "driver 470 reports no card" in decision.because
+
+
+@pytest.mark.parametrize("family", ["t5", "mt5", "umt5", "gemma3_text"])
+def test_families_that_overflow_fp16_get_fp32_and_a_warning_where_fp16_was_asked_for(family):
+    """C049: ahead of the run."""
+    card = {"device_name": "Tesla T4", "capability": (7, 5), "family": family}
+    auto, asked = (choose_precision(wanted, **card) for wanted in ("auto", "fp16"))
+    assert (auto.value, asked.value) == ("fp32", "fp16")
+    assert f"models of the kind {family} were trained in bf16" in auto.because
+    assert "expect skipped updates" in asked.because
+    assert choose_precision("auto", **{**card, "capability": (8, 6)}).value == "bf16"
+    assert choose_precision("auto", **{**card, "family": "bert"}).value == "fp16"
+
+
 def test_what_was_asked_for_is_taken():
     config = load_config(
-        everyday={"model": "m", "data": "d", "precision": "fp16"}, settings={"training.optimizer": "sgd"}
+        everyday={"model": "m", "data": "d", "precision": "fp32"}, settings={"training.optimizer": "sgd"}
     )
     decisions = decide(config, device_name="NVIDIA GeForce GTX 1080 Ti", capability=(6, 1))
     chosen = {decision.name: (decision.value, decision.because) for decision in decisions}
-    assert chosen["precision"] == ("fp16", "asked for")
+    assert chosen["precision"] == ("fp32", "asked for")
     assert chosen["optimizer"] == ("sgd", "asked for")
 
 

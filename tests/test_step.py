@@ -143,6 +143,7 @@ def test_clipping_limits_the_gradient_of_the_batch_and_not_of_a_pass():
 
 @pytest.mark.parametrize("scale", [2.0**16, 2.0**4])
 def test_clipping_sees_the_gradient_without_the_loss_scale(scale):
+    """C050: clipped before it is unscaled, the model would hardly learn."""
     task, batch = make_task("single"), make_batch("single", 12)
     step = make_step(
         task, choices=Choices(optimizer="sgd", precision="fp16"), clip_grad_norm=1e-3, weight_decay=0.0

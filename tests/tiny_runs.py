@@ -8,6 +8,7 @@ import signal
 import torch
 from safetensors.torch import load_file
 
+from snugtune.planning.defaults import Decision
 from snugtune.step import Step
 
 
@@ -31,3 +32,10 @@ def stop_after(monkeypatch, update: int, with_signal: signal.Signals = signal.SI
         return real(self, passes, number=number, **more)
 
     monkeypatch.setattr(Step, "launch", run)
+
+
+def compute_in_fp16(monkeypatch) -> None:
+    """Let runs compute in fp16, which they refuse to do without a card."""
+    monkeypatch.setattr(
+        "snugtune.planning.defaults.choose_precision", lambda *args, **more: Decision("precision", "fp16", "")
+    )

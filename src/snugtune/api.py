@@ -12,6 +12,7 @@ from snugtune.errors import UsageError, need
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from snugtune.data.asked import AskedTable
     from snugtune.data.look import DataCheck
     from snugtune.environment.doctor import Described
     from snugtune.environment.showing import Report
@@ -47,6 +48,7 @@ def train(
     run_file: str | Path | None = None,
     *,
     set: Mapping[str, object] | None = None,
+    continue_anyway: bool = False,
     quiet: bool = False,
     verbose: bool = False,
     **everyday: Unpack[Everyday],
@@ -61,6 +63,8 @@ def train(
     Args:
         run_file: YAML file with settings.
         set: Any settings by dotted name, such as {"training.weight_decay": 0.1}.
+        continue_anyway: Continue a run, or train a finished one further, although settings or data that
+            change what it learns are not those of before.
         quiet: Print nothing.
         verbose: Print every update.
         everyday: model, data, learning_rate and the others of `Everyday`.
@@ -83,7 +87,7 @@ def train(
 
         everyday, digests, prepare = in_names(**everyday)  # type: ignore[assignment]
     config = load_config(run_file, everyday=everyday, settings=set)
-    with open_locked(config, digests) as folder:
+    with open_locked(config, digests, anyway=continue_anyway) as folder:
         if folder.state == "finished":
             result = finished_result(folder)
             if not quiet:
@@ -118,30 +122,26 @@ def show_config(
     return config.show_config(load_config(run_file, everyday=everyday, settings=set, examples=examples))
 
 
-def evaluate(  # noqa: PLR0913
+def evaluate(
     run: str | Path,
     data: str | Path,
     *,
-    text_column: str | None = None,
-    text_pair_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
-    split: str | None = None,
     precision: str = "auto",
     json: bool = False,
     quiet: bool = False,
+    **table: Unpack[AskedTable],
 ) -> Metrics:
     """Measure the model of a finished run on data with labels; the scores are those of the training.
 
     Args:
         run: The run's folder.
         data: File, folder saved by `datasets`, or hub id of a data set.
-        text_column: Column of the text; None takes that of the training data.
-        text_pair_column: The same for the second text.
-        label_column: The same for the label, or for the 0/1 columns of several labels.
-        split: Which part, where the data has several; None takes "train".
+        label_column: Column of the label, or the 0/1 columns of several; None takes those of the training.
         precision: auto, fp32, fp16 or bf16.
         json: Print one JSON object in the place of tables.
         quiet: Print nothing else.
+        table: text_column, split, bad_rows, encoding and the others of `AskedTable`.
 
     Raises:
         SnugtuneError: What is wrong, why, and what to do.
@@ -150,16 +150,15 @@ def evaluate(  # noqa: PLR0913
     from snugtune.inference.runs import open_run
     from snugtune.inference.sources import open_source
     from snugtune.inference.tables import Predictions, evaluate_source
-    from snugtune.training.finished import open_predictor, say_done
+    from snugtune.training.finished import open_predictor, say_done, say_notes
     from snugtune.training.summary import print_scores
 
     finished = open_run(Path(run), precision=precision)
     labels = [label_column] if isinstance(label_column, str) else label_column
-    source = open_source(
-        finished, data, split=split, text=text_column, text_pair=text_pair_column, labels=labels
-    )
+    source = open_source(finished, data, labels=labels, **table)
     rows = len(source.table)
     with open_predictor(finished, rows=rows, quiet=quiet) as (predictor, on_rows, say):
+        say_notes(source.notes, say)
         metrics, cut_off = evaluate_source(predictor, source, on_rows=on_rows)
     say_done(Predictions(cut_off=cut_off), finished, say)
     if json or not quiet:
@@ -175,12 +174,10 @@ def predict(  # noqa: PLR0913
     text_pairs: Sequence[str] | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
-    text_column: str | None = None,
-    text_pair_column: str | None = None,
-    split: str | None = None,
     precision: str = "auto",
     json: bool = False,
     quiet: bool = False,
+    **table: Unpack[AskedTable],
 ) -> Predictions:
     """Ask the model of a finished run about every row of a table, or about some texts.
 
@@ -192,20 +189,17 @@ def predict(  # noqa: PLR0913
         output: File for the rows and their answers: .csv, .tsv, .jsonl or .parquet. "-" prints them as CSV;
             None keeps the answers in memory.
         overwrite: Replace a file that is there.
-        text_column: Column of the text; None takes that of the training data.
-        text_pair_column: The same for the second text.
-        split: Which part, where the data has several; None takes "train".
         precision: auto, fp32, fp16 or bf16.
         json: Print JSON lines in the place of CSV.
         quiet: Print no messages.
+        table: text_column, split, bad_rows, encoding and the others of `AskedTable`.
 
     Raises:
         SnugtuneError: What is wrong, why, and what to do.
     """
     from snugtune.data.asked import check_asked
 
-    for_data = {"text_column": text_column, "text_pair_column": text_pair_column, "split": split}
-    check_asked(texts, data, useless=for_data if data is None else {"text_pairs": text_pairs})
+    check_asked(texts, data, useless=table if data is None else {"text_pairs": text_pairs})
     if json and output not in (None, "-"):
         raise UsageError(
             f"--json and --output {output} do not go together",
@@ -218,7 +212,7 @@ def predict(  # noqa: PLR0913
     from snugtune.inference.sources import open_source, source_of_texts
     from snugtune.inference.tables import STANDARD_OUTPUT, predict_source
     from snugtune.training.console import console
-    from snugtune.training.finished import open_predictor, say_done
+    from snugtune.training.finished import open_predictor, say_done, say_notes
 
     if output is not None and output != STANDARD_OUTPUT:
         check_output(Path(output), source=data, overwrite=overwrite)
@@ -226,12 +220,11 @@ def predict(  # noqa: PLR0913
     if data is None:
         source = source_of_texts(finished, texts or (), text_pairs)
     else:
-        source = open_source(
-            finished, data, split=split, text=text_column, text_pair=text_pair_column, labels=()
-        )
+        source = open_source(finished, data, labels=(), **table)
     printing = output == STANDARD_OUTPUT and console().is_terminal  # then the rows show how far it is
     rows = 0 if printing or data is None else len(source.table)
     with open_predictor(finished, rows=rows, quiet=quiet) as (predictor, on_rows, say):
+        say_notes(source.notes, say)
         done = predict_source(predictor, source, output=output, as_json=json, on_rows=on_rows)
     say_done(done, finished, say)
     return done

@@ -77,6 +77,10 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the complete run file with help texts, and stop.")
     ] = False,
+    continue_anyway: Annotated[
+        bool,
+        typer.Option("--continue-anyway", help="Continue, or train further, with changed settings or data."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every update.")] = False,
 ) -> None:
@@ -92,7 +96,9 @@ def train(
     if print_config:
         typer.echo(api.show_config(run_file, set=settings, **everyday), nl=False)
         return
-    result = api.train(run_file, set=settings, quiet=quiet, verbose=verbose, **everyday)
+    result = api.train(
+        run_file, set=settings, continue_anyway=continue_anyway, quiet=quiet, verbose=verbose, **everyday
+    )
     if result.status == "interrupted":
         _leave_interrupted(quiet)
 
@@ -114,6 +120,11 @@ _Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as ru
 _TextColumn = Annotated[str | None, typer.Option(help="Column with the text. Default: that of the training.")]
 _PairColumn = Annotated[str | None, typer.Option(help="Column with the second text. Default: the same.")]
 _Split = Annotated[str | None, typer.Option(help="Part of a data set that has several. Default: train.")]
+_BadRows = Annotated[str | None, typer.Option(help="stop, or skip to leave them out. Default: stop.")]
+_Encoding = Annotated[str | None, typer.Option(help="Encoding of the file. Default: found out.")]
+_Header = Annotated[
+    bool | None, typer.Option("--header/--no-header", help="Whether the first line names the columns.")
+]
 _Precision = Annotated[str, typer.Option(help="auto, fp32, fp16 or bf16.")]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no messages but errors.")]
 
@@ -130,6 +141,9 @@ def evaluate(
         list[str] | None, typer.Option(help="Column with the label; several: 0/1 columns.")
     ] = None,
     split: _Split = None,
+    bad_rows: _BadRows = None,
+    encoding: _Encoding = None,
+    header: _Header = None,
     precision: _Precision = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quiet: _Quiet = False,
@@ -142,6 +156,9 @@ def evaluate(
         text_pair_column=text_pair_column,
         label_column=label_column or None,
         split=split,
+        bad_rows=bad_rows,
+        encoding=encoding,
+        header=header,
         precision=precision,
         json=json,
         quiet=quiet,
@@ -167,6 +184,9 @@ def predict(
     text_column: _TextColumn = None,
     text_pair_column: _PairColumn = None,
     split: _Split = None,
+    bad_rows: _BadRows = None,
+    encoding: _Encoding = None,
+    header: _Header = None,
     precision: _Precision = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     quiet: _Quiet = False,
@@ -182,6 +202,9 @@ def predict(
         text_column=text_column,
         text_pair_column=text_pair_column,
         split=split,
+        bad_rows=bad_rows,
+        encoding=encoding,
+        header=header,
         precision=precision,
         json=json,
         quiet=quiet,
@@ -199,11 +222,9 @@ def check_data(
     label_column: Annotated[
         list[str] | None, typer.Option(help="Column with the label; several: 0/1 columns.")
     ] = None,
-    bad_rows: Annotated[str | None, typer.Option(help="stop, or skip to leave them out.")] = None,
-    encoding: Annotated[str | None, typer.Option(help="Encoding of the file. Default: found out.")] = None,
-    header: Annotated[
-        bool | None, typer.Option("--header/--no-header", help="Whether the first line names the columns.")
-    ] = None,
+    bad_rows: _BadRows = None,
+    encoding: _Encoding = None,
+    header: _Header = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of data: data.label_kind=regression.")
     ] = None,

@@ -123,6 +123,9 @@ class TrainingSettings(_Settings):
     """fp16 and bf16 keep the weights in fp32 and compute in half precision where that is safe."""
     checkpointed_layers: Annotated[int, Field(ge=0)] | Literal["all"] = 0
     """Layers (the first n, or all) computed a second time in the backward pass: less memory, more time."""
+    unused_parameters: Literal["auto", "stop", "allow"] = "auto"
+    """Where no gradient reaches a parameter in the first updates: stop, or only name it. auto stops for a
+    model of one's own."""
     class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Weight of each class in the loss: a number per label name, or balanced (rare classes count more)."""
     budget: Size | None = None
@@ -212,7 +215,9 @@ _HOW = frozenset(
         "training.pass_price",
         "training.pass_tokens",
         "training.packing",
+        "training.precision",
         "training.checkpointed_layers",
+        "training.unused_parameters",
         "training.budget",
         "training.report_to",
         "checkpoints.every_minutes",

@@ -6,7 +6,8 @@ Every line is one object with `version`, `kind`, `time` (ISO 8601, UTC) and the 
                 decisions [{name, value, because}], and what else describes the run
     update      update (from 1), epoch, loss, learning_rate, grad_norm, passes, samples, tokens,
                 padding (share of padded positions, 0 to 1), seconds, applied (False: gradients were not
-                finite, so the step was skipped), allocated_bytes, reserved_bytes, process_bytes, loss_scale
+                finite, so the step was skipped), allocated_bytes, reserved_bytes, process_bytes, loss_scale,
+                denominator (what the sum of the losses was divided by; 0: no label counted)
     evaluation  update, epoch, metrics {name: value}, rows, seconds, best (True: the best so far)
     checkpoint  update, path (relative to the run's folder), bytes, seconds, why
     event       what, why, do

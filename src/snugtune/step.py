@@ -7,22 +7,26 @@ device is in here: moving the batch, precision, checkpointed layers, passes, cli
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 
-from snugtune.data.batching import Batch
+from snugtune.data.batching import Batch, count_tokens
 from snugtune.errors import ModelError
 from snugtune.processes import ALONE, Processes
+from snugtune.seeds import seed_pass, seeded, seeded_passes
 from snugtune.tasks import Task
-from snugtune.techniques.checkpointing import checkpoint_layers
+from snugtune.tasks.caching import caching_configs, without_cache
+from snugtune.tasks.explained import explained_forward
+from snugtune.techniques.checkpointing import Checkpointing
 from snugtune.techniques.optimizers import build_optimizer
 from snugtune.techniques.packing import pack_layers
+from snugtune.techniques.weights import check_weights, widen_weights
 
 Precision = Literal["fp32", "fp16", "bf16"]
 _INTERACTING = (nn.modules.batchnorm._BatchNorm,)
@@ -58,6 +62,7 @@ class Updated:
         grad_norm: Norm of the gradient before clipping; not finite when fp16 overflowed.
         applied: Whether the parameters changed.
         loss_scale: Scale of the loss, for fp16.
+        denominator: What the sum of the losses was divided by; 0 where no label of the batch counts.
         passes: Passes it was computed in, in this process.
         samples: Rows of the batch.
         tokens: Tokens of the batch, padding left out; None where a batch has no attention mask.
@@ -68,6 +73,7 @@ class Updated:
     grad_norm: float
     applied: bool
     loss_scale: float | None
+    denominator: float
     passes: int
     samples: int
     tokens: int | None
@@ -101,25 +107,6 @@ class Launched:
         return self._finish(self._values)
 
 
-@contextmanager
-def seeded(*parts: int) -> Iterator[None]:
-    """Random numbers that depend on `parts` alone; the generators are put back afterwards."""
-    with torch.random.fork_rng(devices=[]):  # weights are made on the CPU
-        torch.manual_seed(_mix(*parts))
-        yield
-
-
-def _seed(device: torch.device, number: int) -> None:
-    # Not `torch.manual_seed`: where a kind of device is not in use, that keeps a note for later at each call.
-    torch.default_generator.manual_seed(number)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(number)
-
-
-def _mix(*parts: int) -> int:
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
-
-
 class Step:
     """Runs updates and evaluations of one task in one way.
 
@@ -149,12 +136,18 @@ class Step:
         self.device, self.processes, self.read = device, processes, read
         with seeded(hyperparameters.seed):
             model = task.build_model()
-        _check_parameters(model, choices.precision)
+        check_weights(model)
+        widen_weights(model, frozen_too=choices.precision == "fp32")
         self.model = model
         self.packing = pack_layers(model, task.outputs, task.example_batch) if choices.packing else None
         self.model.to(device).train()
         self._learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.checkpointed = checkpoint_layers(self.model, choices.checkpointed_layers)
+        # Shrinks while updates run; a gradient of zeros is one.
+        self.without_gradient = {
+            name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
+        self._caching = caching_configs(model)
+        self.checkpointing = Checkpointing(self.model, choices.checkpointed_layers)
         self.optimizer = build_optimizer(
             choices.optimizer,
             self.model,
@@ -186,20 +179,24 @@ class Step:
         """
         self._set_training(True)
         samples = sum(_rows(batch) for batch in passes) if samples is None else samples
-        counts = _count_tokens(passes, packed=self.packing is not None)
+        counts = count_tokens(passes, packed=self.packing is not None)
         with self.processes.all_or_none(self._learning, counts):
             sums = self._run_passes(passes, number, samples)
         self.processes.add_up(self._learning, sums)
+        if self.without_gradient:
+            left = self.without_gradient.items()
+            self.without_gradient = {name: parameter for name, parameter in left if parameter.grad is None}
         tokens, positions = counts
         values = self._apply(*sums, samples, learning_rate)
 
         def finish(values: torch.Tensor) -> Updated:
-            loss, grad_norm, scale = self.read(values)
+            loss, grad_norm, scale, denominator = self.read(values)
             return Updated(
                 loss=loss,
                 grad_norm=grad_norm,
                 applied=math.isfinite(grad_norm),
                 loss_scale=scale if self.scaler.is_enabled() else None,
+                denominator=denominator,
                 passes=len(passes),
                 samples=samples,
                 tokens=tokens if positions else None,
@@ -207,6 +204,17 @@ class Step:
             )
 
         return Launched(values, finish)
+
+    def strangers(self) -> list[str]:
+        """Names of parameters that the optimizer does not know: they were made after the model was built."""
+        known = set(map(id, self._learning))
+        named = self.model.named_parameters()
+        return [name for name, each in named if each.requires_grad and id(each) not in known]
+
+    @property
+    def checkpointed(self) -> int:
+        """How many layers are checkpointed."""
+        return self.checkpointing.count
 
     @property
     def interacting(self) -> list[str]:
@@ -218,7 +226,8 @@ class Step:
     def evaluate(self, batch: Batch) -> dict[str, torch.Tensor]:
         """What the task wants to know of each row of one batch, on the CPU."""
         self._set_training(False)
-        with self._packed(batch), self._autocast():
+        half = self.choices.precision != "fp32"
+        with self._packed(batch), self._autocast(), explained_forward(_rows(batch), half=half):
             outputs = self.task.outputs(self.model, self._to_device(batch))
         return {name: value.to("cpu") for name, value in outputs.items()}
 
@@ -232,6 +241,27 @@ class Step:
         if self.model.training != training:
             self.model.train(training)
 
+    def forward(
+        self, batch: Batch, *, number: int, index: int, again: bool = False, in_fp32: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Forward of pass `index` of update `number`, with its random numbers; for use in `seeded_passes`.
+
+        Args:
+            batch: The pass.
+            number, index: Which one.
+            again: For looking at it only: padded, so that modules answer with a row for each row.
+            in_fp32: Whatever the precision of the step.
+
+        Returns:
+            The sum of the losses, and their denominator.
+        """
+        own = [self.processes.rank] if self.processes.rank else []
+        seed_pass(self.device, self.hyperparameters.seed, number, index, *own)
+        half = self.choices.precision != "fp32"
+        packed = self._packed({} if again else batch)
+        with packed, self._autocast(in_fp32=in_fp32), explained_forward(_rows(batch), half=half):
+            return self.task.loss(self.model, self._to_device(batch))
+
     def _run_passes(
         self, passes: Sequence[Batch], number: int, samples: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -240,45 +270,46 @@ class Step:
         # size of the numbers right for fp16; the rest is put right in `_apply`.
         loss_sum = torch.zeros((), device=self.device)
         denominator = torch.zeros((), device=self.device)
-        own = [self.processes.rank] if self.processes.rank else []
-        with seeded_passes(self.device):
-            for index, batch in enumerate(passes):
-                _seed(self.device, _mix(self.hyperparameters.seed, number, index, *own))
-                part, weight = self._forward(batch)
-                self.scaler.scale(part / samples).backward()  # type: ignore[no-untyped-call]
-                loss_sum += part.detach()
-                denominator += weight
-                del part
-        return loss_sum, denominator
-
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | float]:
         try:
-            with self._packed(batch), self._autocast():
-                return self.task.loss(self.model, self._to_device(batch))
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise ModelError(
-                f"BatchNorm got a pass of {_rows(batch)} row",
-                why="it compares rows; the last update of an epoch, its passes or processes left one alone",
-                do="choose another batch_size, fewer passes or fewer processes",
-            ) from error
+            with seeded_passes(self.device), without_cache(self._caching):
+                for index, batch in enumerate(passes):
+                    part, weight = self.forward(batch, number=number, index=index)
+                    if part.requires_grad:  # or nothing in the pass counts
+                        self.scaler.scale(part / samples).backward()  # type: ignore[no-untyped-call]
+                    loss_sum += part.detach()
+                    denominator += weight
+                    del part
+        except CheckpointError as error:
+            # Each time one layer fewer is checkpointed, so this ends.
+            self.checkpointing.leave_out_last(error)
+            self.optimizer.zero_grad(set_to_none=True)
+            return self._run_passes(passes, number, samples)
+        return loss_sum, denominator
 
     def _apply(
         self, loss_sum: torch.Tensor, denominator: torch.Tensor, samples: int, learning_rate: float
     ) -> torch.Tensor:
-        """Clip, and change the parameters where the gradient is finite; [loss, norm, loss scale]."""
+        """Clip, and change the parameters where the gradient is finite.
+
+        Returns:
+            Loss, norm, loss scale and denominator, [4].
+        """
         grads = [parameter.grad for parameter in self._learning if parameter.grad is not None]
-        if not grads:
-            raise ModelError(
-                "the loss does not depend on any parameter that learns",
-                why="no gradient reached one of them in this update",
-                do="compute the loss from the model's answers, without detach() or no_grad() between",
-            )
         scale = self.scaler.scale(torch.ones((), device=self.device))
+        if not grads:
+            if self.read(denominator.reshape(1))[0]:
+                raise ModelError(
+                    "the loss does not depend on any parameter that learns",
+                    why="no gradient reached one of them in this update; perhaps the loss was computed from "
+                    "another model, such as a copy of the one that the run trains",
+                    do="compute the loss from the answers of the model that the function is given, without "
+                    "detach() or no_grad() between",
+                )
+            return torch.stack([loss_sum / denominator, loss_sum / denominator, scale, denominator])
         self.scaler.unscale_(self.optimizer)
         correction = samples / denominator
         norm = torch.nn.utils.get_total_norm(grads).to(self.device) * correction
+        norm = norm + 0 * loss_sum  # a loss that is not finite has no good gradient either
         limit = self.hyperparameters.clip_grad_norm
         factor = correction if limit is None else correction * (limit / (norm + 1e-6)).clamp(max=1.0)
         for group in self.optimizer.param_groups:
@@ -296,46 +327,15 @@ class Step:
                 self.optimizer.step()
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return torch.stack([loss_sum / denominator, norm, scale])
+        return torch.stack([loss_sum / denominator, norm, scale, denominator])
 
-    def _autocast(self) -> torch.autocast:
-        dtype = _AUTOCAST.get(self.choices.precision)
+    def _autocast(self, *, in_fp32: bool = False) -> torch.autocast:
+        dtype = None if in_fp32 else _AUTOCAST.get(self.choices.precision)
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _to_device(self, batch: Batch) -> Batch:
         return {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
 
 
-@contextmanager
-def seeded_passes(device: torch.device) -> Iterator[None]:
-    """Put the generators back after the passes of an update have set them."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-
-
-def _check_parameters(model: nn.Module, precision: Precision) -> None:
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not learning:
-        raise ModelError(
-            "no parameter of the model can learn",
-            why="requires_grad is False for all of them",
-            do="leave at least the last layer unfrozen",
-        )
-    # Half-precision parameters lose small updates, and the gradient scaler refuses them. Frozen ones may stay
-    # where autocast brings both kinds together; statistics may not.
-    whole = [*(learning if precision != "fp32" else model.parameters()), *model.buffers()]
-    for tensor in whole:
-        if tensor.dtype in (torch.float16, torch.bfloat16):
-            tensor.data = tensor.data.float()
-
-
 def _rows(batch: Batch) -> int:
     return next(iter(batch.values())).shape[0]
-
-
-def _count_tokens(passes: Sequence[Batch], *, packed: bool) -> list[int]:
-    """Tokens without padding, and positions with it; zeros where batches have no attention mask."""
-    masks = [batch["attention_mask"] for batch in passes if "attention_mask" in batch]
-    masks = [mask for mask in masks if mask.ndim == 2 and not mask.is_floating_point()]
-    tokens = sum(int((mask != 0).sum()) for mask in masks)
-    return [tokens, tokens if packed else sum(mask.numel() for mask in masks)]

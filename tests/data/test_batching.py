@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from snugtune.data.batching import EvaluationPasses, Examples, Plan, Updates, cut_passes, epoch_batches
+from snugtune.data.batching import EvaluationPasses, Examples, Plan, Updates
+from snugtune.data.cutting import cut_passes, epoch_batches
 
 
 class Table:

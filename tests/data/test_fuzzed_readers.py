@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import snugtune
-from fuzzed_files import fuzzed_file
+from fuzzed_files import KINDS, fuzzed_file
 from snugtune.errors import SnugtuneError
 
 
-@pytest.mark.parametrize("kind", ["cells", "json"])
+@pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 2**32))
 @settings(
-    max_examples=100,
+    max_examples=40,
     deadline=None,  # pytest ends what hangs
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

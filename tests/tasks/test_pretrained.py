@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -107,6 +110,21 @@ def test_a_bin_file_never_runs_code(folder, tmp_path):
     (folder / "model.safetensors").unlink()
     refused(folder, allow_pickle=True)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [np.float64(0.5), np.random.get_state(), argparse.Namespace(lr=0.1)],
+    ids=lambda more: str(type(more)),
+)
+def test_a_bin_file_with_objects_beside_its_tensors_is_explained_and_never_trusted(more, folder):
+    """C097: what older programs saved is not read by switching the check off."""
+    torch.save({**load_file(folder / "model.safetensors"), "more": more}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    error = refused(folder, allow_pickle=True)
+    assert re.search(r"Python objects \((numpy|argparse)[\w.]+\)", error.why)
+    assert "safe_globals" in error.do
+    assert "False" not in str(error)
 
 
 @pytest.mark.parametrize(
@@ -415,6 +433,8 @@ def test_a_saved_language_model_answers_as_its_step(tmp_path):
     prepared = prepare(tmp_path, {**write_data(tmp_path), "max_length": 20})
     step = train(prepared)
     prepared.task.save(step.model, tmp_path / "out")
+    assert step.model.config.use_cache is True  # as it began
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["use_cache"] is True
     ask = pipeline("text-classification", str(tmp_path / "out"), top_k=None)
     expected = answers(step, tmp_path / "out", TEXTS).softmax(-1)
     found = [{answer["label"]: answer["score"] for answer in each} for each in ask(TEXTS, batch_size=4)]

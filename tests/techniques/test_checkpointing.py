@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import copy
+import logging
+import warnings
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.utils.checkpoint
 import transformers
 from torch import nn
 
-from snugtune.techniques.checkpointing import checkpoint_layers, checkpointable_layers
+from snugtune.errors import ModelError
+from snugtune.step import Choices, Hyperparameters, Step
+from snugtune.tasks import Task
+from snugtune.techniques.checkpointing import Checkpointing, checkpoint_layers, checkpointable_layers
+from snugtune.training.assembly import decide_checkpointing
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 CONFIGS = {
@@ -192,3 +200,215 @@ def test_frozen_inputs_do_not_stop_the_gradient():
     model(**batch("bert")).logits.sum().backward()
     missing = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert missing == []
+
+
+# What goes wrong elsewhere
+
+
+class Block(nn.Module):
+    """A layer with dropout and BatchNorm, if asked for."""
+
+    def __init__(self, *, dropout: float = 0.0, norm: bool = False) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8) if norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.norm(self.inner(x)).tanh())
+
+
+class Stack(nn.Module):
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.blocks, self.last = nn.Linear(4, 8), nn.ModuleList(blocks), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def stack_task(make: Callable[[], nn.Module], *, frozen_first: bool = False) -> Task:
+    def build() -> nn.Module:
+        model = Stack([make() for _ in range(3)])
+        model.first.requires_grad_(not frozen_first)
+        return model
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="sum"), len(batch["y"])
+
+    return Task(build_model=build, loss=loss)
+
+
+def stack_step(task: Task, layers: int | str) -> Step:
+    choices = Choices(optimizer="sgd", checkpointed_layers=layers)
+    return Step(task, choices, Hyperparameters(weight_decay=0.0), device=torch.device("cpu"))
+
+
+def points(rows: int = 12) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return {"x": torch.randn(rows, 4, generator=generator), "y": torch.arange(rows) % 2}
+
+
+def test_the_reentrant_variant_would_train_nothing_behind_frozen_layers_and_ours_trains_all():
+    """C063: with the control that the fault is there."""
+    task = stack_task(Block, frozen_first=True)
+    model = task.build_model()
+    hidden = model.first(points()["x"])
+    with pytest.warns(UserWarning, match="None of the inputs"):
+        torch.utils.checkpoint.checkpoint(model.blocks[0], hidden, use_reentrant=True)
+    step = stack_step(task, "all")
+    step.update([points()], number=0, learning_rate=0.1)
+    assert step.checkpointed == 3
+    assert not step.without_gradient
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("block", [{"dropout": 0.5}, {"norm": True}, {"dropout": 0.5, "norm": True}], ids=str)
+def test_nothing_changes_with_dropout_and_statistics_are_updated_once(block, passes):
+    """C068: the same weights, and the same running means, after three updates."""
+    task = stack_task(lambda: Block(**block))
+    steps = [stack_step(task, layers) for layers in (0, "all")]
+    for step in steps:
+        for number in range(3):
+            parts = [dict(zip(points(), each, strict=True)) for each in zip(
+                *(column.tensor_split(passes) for column in points().values()), strict=True
+            )]  # fmt: skip
+            assert step.update(parts, number=number, learning_rate=0.1).applied
+    one, other = (step.model.state_dict() for step in steps)
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], rtol=0, atol=1e-6)
+    if "norm" in block:
+        assert int(other["blocks.0.norm.num_batches_tracked"]) == 3 * passes
+
+
+def test_pytorch_alone_counts_batchnorm_twice():
+    """C068: the control."""
+    norm = nn.BatchNorm1d(8)
+    x = torch.randn(4, 8, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(norm, x, use_reentrant=False).sum().backward()
+    assert int(norm.num_batches_tracked) == 2
+
+
+class Codebook(nn.Module):
+    """A variant of C068: uses in its forward pass what it changes there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(0.1 * x.mean(dim=0))
+        return x + self.inner(x * self.mean.clone())
+
+
+def test_what_a_layer_changes_and_uses_is_the_same_the_second_time():
+    steps = [stack_step(stack_task(Codebook), layers) for layers in (0, "all")]
+    for step in steps:
+        for number in range(3):
+            step.update([points()], number=number, learning_rate=0.1)
+    one, other = (step.model.state_dict() for step in steps)
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], rtol=0, atol=1e-6)
+
+
+class Fickle(nn.Module):
+    """Computes in another width at every other call, unless it is calm."""
+
+    def __init__(self, *, calm: bool = False) -> None:
+        super().__init__()
+        self.inner, self.calls, self.calm = nn.Linear(8, 8), 0, calm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        width = 8 if self.calls % 2 or self.calm else 4
+        return x + self.inner(x)[:, :width].square().mean(dim=1, keepdim=True)
+
+
+def test_a_layer_that_does_not_repeat_itself_is_named_and_left_out(caplog):
+    """C066: the run goes on, and the other layers stay checkpointed."""
+    calm = iter([True, False, True])
+    step = stack_step(stack_task(lambda: Fickle(calm=next(calm))), "all")
+    with caplog.at_level(logging.WARNING, "snugtune"):
+        for number in range(3):
+            assert step.update([points()], number=number, learning_rate=0.1).applied
+    (message,) = caplog.messages
+    assert "non-repeatable forward in blocks.1" in message
+    assert step.checkpointed == 2
+    assert "forward" not in vars(step.model.blocks[1])
+    assert "forward" in vars(step.model.blocks[2])
+
+
+def test_several_such_layers_are_all_left_out_and_the_update_is_that_of_a_plain_step():
+    class Steady(Fickle):
+        """Saves other tensors the second time, but computes the same."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            inner = self.inner(x)
+            for _ in range(20 - self.calls):
+                inner = inner.exp().log()
+            return x + inner
+
+    batch = points()
+    ends = []
+    for layers in (0, "all"):
+        step = stack_step(stack_task(Steady), layers)
+        step.update([batch], number=0, learning_rate=0.1)
+        ends.append(step)
+    assert ends[1].checkpointed == 0
+    for one, other in zip(ends[0].model.parameters(), ends[1].model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_a_block_of_somebody_elses_checkpointing_is_explained():
+    class Own(Fickle):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+    step = stack_step(stack_task(Own), 0)
+    with pytest.raises(ModelError, match="cannot be checkpointed") as caught:
+        step.update([points()], number=0, learning_rate=0.1)
+    assert "leave torch.utils.checkpoint out" in caught.value.do
+
+
+@pytest.mark.parametrize("reentrant", [False, True, None])
+def test_checkpointing_that_a_model_came_with_is_kept_non_reentrant_and_without_a_warning(reentrant):
+    """C069: one place configures it, and says what is in effect."""
+    model = build("bert")
+    model.bert.embeddings.requires_grad_(False)
+    how = None if reentrant is None else {"use_reentrant": reentrant}
+    if hasattr(model, "_activation_checkpointing_enable"):
+        model._activation_checkpointing_enable(how)
+    else:
+        model.gradient_checkpointing_enable(how)
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        return model(**batch).logits.square().sum(), 2
+
+    calls = count_calls(checkpointable_layers(model))
+    step = stack_step(Task(build_model=lambda: model, loss=loss), 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step.update([batch("bert")], number=0, learning_rate=0.1)
+    assert not caught
+    assert dict(calls) == {0: 2, 1: 2, 2: 2}
+    assert not step.without_gradient
+    decision = decide_checkpointing(step.checkpointing)
+    assert decision.value == 3
+    assert "came with gradient checkpointing" in decision.because
+    assert "non-reentrant" in decision.because
+
+
+def test_what_is_in_effect_is_said():
+    some, none = (
+        decide_checkpointing(Checkpointing(build(name) if name else nn.Linear(2, 2), 2))
+        for name in ("bert", "")
+    )
+    assert (some.value, "of 3 layers" in some.because) == (2, True)
+    assert (none.value, "no layers were found" in none.because) == (0, True)

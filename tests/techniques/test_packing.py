@@ -13,7 +13,7 @@ from torch import nn
 from snugtune.errors import ModelError
 from snugtune.step import Choices, Hyperparameters, Step
 from snugtune.tasks import Task
-from snugtune.techniques.packing import lay_out
+from snugtune.techniques.row_attention import Layout
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -136,7 +136,7 @@ def test_dropout_is_used_and_follows_from_the_update():
 def test_every_token_has_one_place(lengths, price):
     lengths = sorted(lengths, reverse=True)
     mask = padded(lengths)["attention_mask"]
-    layout = lay_out(mask, price_tokens=price)
+    layout = Layout(mask, device=CPU, price_tokens=price)
     assert layout.positions.tolist() == np.flatnonzero(mask.numpy().reshape(-1)).tolist()
     assert sum(group.rows for group in layout.groups) == len(lengths)
     assert [group.start for group in layout.groups[1:]] == [group.stop for group in layout.groups[:-1]]

@@ -73,6 +73,7 @@ def same(one: Step, other: Step) -> bool:
 @pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw-foreach", "sgd", "adafactor"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_a_step_goes_on_from_a_checkpoint_bit_for_bit(optimizer, precision, tmp_path):
+    """C098, C114: tied weights stay tied, and the optimizer is not cold."""
     whole = make_step(optimizer, precision)
     learn(whole, 0, 3)
     path = save_checkpoint(tmp_path, whole, POSITION)
@@ -128,6 +129,7 @@ def test_a_state_that_says_something_else_is_refused_in_words(state, tmp_path):
 
 
 def test_only_safetensors_and_json_are_written(tmp_path):
+    """C097: nothing of ours is pickled."""
     path = save_checkpoint(tmp_path, make_step(), POSITION)
     assert sorted(file.name for file in path.iterdir()) == [
         "manifest.json",
@@ -141,6 +143,7 @@ def test_only_safetensors_and_json_are_written(tmp_path):
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_cut_file_is_refused_in_words_and_the_checkpoint_before_still_loads(name, share, tmp_path):
+    """C093."""
     step = make_step()
     learn(step, 0, 2)
     before = save_checkpoint(tmp_path, step, Position(update=2))
@@ -158,6 +161,7 @@ def test_a_cut_file_is_refused_in_words_and_the_checkpoint_before_still_loads(na
     ({"width": 8}, "has another size"),
 ])  # fmt: skip
 def test_a_checkpoint_of_something_else_is_refused(other, why, tmp_path):
+    """C114."""
     path = save_checkpoint(tmp_path, make_step(), POSITION)
     with pytest.raises(RunFolderError) as caught:
         load_checkpoint(path, make_step(**other))
@@ -174,6 +178,7 @@ def test_a_checkpoint_of_a_later_snugtune_is_refused(tmp_path):
 
 
 def test_a_full_disk_leaves_what_was_there_and_nothing_half(tmp_path, monkeypatch):
+    """C093."""
     step = make_step()
     save_checkpoint(tmp_path, step, Position(update=2))
     real = checkpoints.save_file
@@ -191,6 +196,7 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_half(tmp_path, monkeypatc
 
 
 def test_old_checkpoints_go_but_never_the_best(tmp_path):
+    """C094: by number, so 9 is older than 10."""
     step = make_step()
     for update in (2, 9, 10, 100, 20):
         save_checkpoint(tmp_path, step, Position(update=update))

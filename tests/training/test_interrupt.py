@@ -28,6 +28,7 @@ needs_posix = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @needs_posix
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_the_update_is_finished_and_saved_and_the_run_says_so(train, monkeypatch, capfd, number):
+    """C096."""
     whole = train("whole")
     with monkeypatch.context() as patch:
         stop_after(patch, 6, getattr(signal, number))
@@ -70,6 +71,7 @@ def test_a_ctrl_c_that_a_launcher_hands_on_is_no_second_one(capfd):
 
 @needs_posix
 def test_two_ctrl_c_end_a_command_with_130_in_one_line_and_the_run_goes_on_later(train, reviews, tiny_model):
+    """C096."""
     whole = train("whole", epochs=10)
     command = ["train", "--model", str(tiny_model), "--data", str(reviews), "--batch-size", "8"]
     command += ["--epochs", "10", "--learning-rate", "1e-2", "--output", "cut"]

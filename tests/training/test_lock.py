@@ -125,6 +125,7 @@ def test_without_a_lock_file_a_folder_can_still_be_looked_at(config, monkeypatch
         (NotImplementedError("no flock here"), True),
         (OSError(errno.ENOLCK, "No locks available"), True),
         (OSError(errno.EIO, "Input/output error"), True),
+        (PermissionError(errno.EACCES, "the lock is another user's"), True),
         (OSError(errno.EROFS, "Read-only file system"), False),
     ],
     ids=str,

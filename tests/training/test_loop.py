@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from snugtune.errors import RunFolderError, UsageError
 from snugtune.record import read_record
 from snugtune.step import Step
-from tiny_runs import assert_equal, stop_after, weights
+from tiny_runs import assert_equal, compute_in_fp16, stop_after, weights
 
 
 def test_a_run_leaves_a_model_that_people_can_use(train, tmp_path):
@@ -74,6 +75,7 @@ def test_the_record_has_a_line_for_everything_that_happened(train):
 
 
 def test_an_interrupted_run_continues_to_the_very_same_weights(train, monkeypatch):
+    """C092, C113."""
     whole = train("whole")
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
@@ -146,7 +148,7 @@ def test_a_finished_run_shows_its_results_again(train, monkeypatch):
 def test_a_folder_of_another_run_is_refused_and_left_alone(train):
     first = train()
     before = (first.folder / "record.jsonl").read_bytes()
-    with pytest.raises(RunFolderError, match=r"differs in training.epochs, training.seed") as caught:
+    with pytest.raises(RunFolderError, match=r"training.epochs 2 -> 3, training.seed 42 -> 1") as caught:
         train(epochs=3, seed=1)
     assert "-2" in caught.value.do
     assert (first.folder / "record.jsonl").read_bytes() == before
@@ -155,9 +157,9 @@ def test_a_folder_of_another_run_is_refused_and_left_alone(train):
 def test_results_of_other_data_are_not_shown(train, reviews):
     train()
     reviews.write_text(reviews.read_text() + "one more film was great,yes\n")
-    with pytest.raises(RunFolderError, match="holds a run on other data") as caught:
+    with pytest.raises(RunFolderError, match="holds another run") as caught:
         train()
-    assert "data.train" in caught.value.why
+    assert "the contents of data.train" in caught.value.why
 
 
 def test_a_folder_that_is_no_run_is_refused(train, tmp_path):
@@ -219,6 +221,7 @@ def test_worker_processes_prepare_the_same_batches_and_leave_interrupts_to_the_r
 def test_the_best_model_is_kept_by_its_metric_in_the_right_direction(
     train, monkeypatch, metric, values, best
 ):
+    """C094, C117."""
     scripted = iter(values)
     monkeypatch.setattr(
         "snugtune.training.loop.measure",
@@ -266,6 +269,7 @@ def test_the_number_of_passes_does_not_change_what_is_learnt(build_tiny_model, t
 
 
 def test_an_interrupted_run_may_continue_in_other_passes(build_tiny_model, train, monkeypatch):
+    """C115."""
     calm = build_tiny_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     settings = {"training.optimizer": "sgd"}
     whole = weights(train("whole", settings, model=calm))
@@ -280,7 +284,9 @@ def test_an_interrupted_run_may_continue_in_other_passes(build_tiny_model, train
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_half_precision_trains_on_fp32_weights(train, precision):
+def test_half_precision_trains_on_fp32_weights(train, precision, monkeypatch):
+    if precision == "fp16":
+        compute_in_fp16(monkeypatch)
     result = train(precision=precision, epochs=4)
     assert {tensor.dtype for tensor in weights(result).values()} == {torch.float32}
     record = read_record(result.folder / "record.jsonl")
@@ -289,24 +295,44 @@ def test_half_precision_trains_on_fp32_weights(train, precision):
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
+def test_fp16_without_a_card_is_fp32_with_one_notice_that_names_the_cause(train, capsys):
+    """C061"""
+    result = train(precision="fp16", epochs=1)
+    (decision,) = [
+        line
+        for line in read_record(result.folder / "record.jsonl").start["decisions"]
+        if line["name"] == "precision"
+    ]
+    assert decision["value"] == "fp32"
+    assert "fp16 was asked for, but no CUDA card is in use (" in decision["because"]
+    cause = decision["because"].partition("(")[2].partition(")")[0]
+    assert cause
+    assert (result.folder / "log.txt").read_text().count(cause) == 1
+
+
 def test_a_skipped_update_does_not_move_the_schedule(train, monkeypatch):
-    real = Step.launch
+    real = Step.forward
 
-    def poison(self, passes, *, number, **more):
-        if number == 5:
-            with torch.no_grad():
-                next(self.model.parameters()).mul_(float("inf"))
-        return real(self, passes, number=number, **more)
+    def poison(self, batch, *, number, **more):
+        loss, denominator = real(self, batch, number=number, **more)
+        return (loss * math.inf if number >= 5 else loss), denominator
 
-    monkeypatch.setattr(Step, "launch", poison)
+    monkeypatch.setattr(Step, "forward", poison)
     result = train("run", {"training.warmup_fraction": 0.0}, epochs=1)
     updates = read_record(result.folder / "record.jsonl").updates
     assert [line["applied"] for line in updates] == [True] * 5 + [False] * 2
     assert updates[5]["learning_rate"] == updates[6]["learning_rate"]
     events = read_record(result.folder / "record.jsonl").events
     assert "update 6 was skipped" in events[0]["what"]
+    assert "every module gives finite numbers, but the loss is none" in events[0]["why"]
     assert "2 updates skipped" in (result.folder / "log.txt").read_text()
-    assert result.best_update is None  # its answers are not numbers, so no accuracy makes it the best
+
+
+def test_a_model_whose_answers_are_no_numbers_is_never_the_best(train, monkeypatch):
+    monkeypatch.setattr(
+        "snugtune.training.loop.measure", lambda *args, **more: {"accuracy": 1.0, "loss": math.nan}
+    )
+    assert train().best_update is None
 
 
 def test_a_file_may_be_given_to_learn_from_and_to_measure_on(train, reviews):

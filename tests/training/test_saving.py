@@ -77,6 +77,7 @@ def full_disk(monkeypatch, *, when=lambda path: True) -> None:
     ids=["empty", "cut", "no optimizer", "state", "no manifest", "nothing in it"],
 )
 def test_a_damaged_checkpoint_is_skipped_in_favour_of_the_one_before(interrupted, train, damage):
+    """C093."""
     whole, folder = interrupted()
     damage(newest(folder))
     last = train("parts", EVERY)
@@ -161,6 +162,7 @@ def rewrite(path: Path, change) -> None:
 
 
 def test_a_state_of_the_optimizer_that_is_partial_is_refused_by_name(interrupted, train):
+    """C114."""
     _, folder = interrupted()
     rewrite(newest(folder), lambda tensors: tensors.pop("0.exp_avg_sq"))
     with pytest.raises(RunFolderError, match="cannot continue from") as caught:
@@ -210,6 +212,7 @@ def test_what_changed_in_between_is_named(interrupted, train, monkeypatch):
 
 
 def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_and_not_the_run(train, monkeypatch):
+    """C093."""
     whole = train("whole", EVERY)
     full_disk(monkeypatch, when=lambda path: list_checkpoints(path.parent.parent) and not freed)
     freed: list[int] = []
@@ -301,6 +304,7 @@ def test_room_is_what_can_really_be_written(tmp_path):
 
 
 def test_a_model_that_can_never_be_saved_is_refused_before_the_first_update(train, monkeypatch):
+    """C098: at minute 0."""
     from snugtune.training import assembly
 
     real = assembly.Step

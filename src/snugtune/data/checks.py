@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from snugtune.data.columns import Columns
-from snugtune.data.label_cells import column_of, holds_lists, names_of, scalars
+from snugtune.data.label_cells import holds_lists, missing_labels, parts_of
 from snugtune.units import show_count
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
-_ROWS_AT_A_TIME = 100_000
 _HUGE_CHARACTERS = 100_000
 
 
@@ -75,9 +74,10 @@ def missing_cells(
     for name in columns.labels:
         what = f"label in the column {name!r}"
         if holds_lists(dataset, name):
-            yield what, np.asarray(column_of(dataset, name).combine_chunks().is_null())
+            nothing = [np.asarray(part.is_null()) for part in parts_of(dataset, name)]
+            yield what, np.concatenate([np.zeros(0, dtype=bool), *nothing])
         elif separator is None:
-            yield what, np.asarray(names_of(dataset, name, scalars(dataset, name, where)).is_null())
+            yield what, missing_labels(dataset, name, where)
 
 
 def blank_texts(dataset: Dataset, name: str) -> NDArray[np.bool_]:
@@ -86,36 +86,28 @@ def blank_texts(dataset: Dataset, name: str) -> NDArray[np.bool_]:
     import pyarrow.compute as pc
 
     blank = [np.zeros(0, dtype=bool)]
-    for texts in parts_of(dataset, name):  # a part at a time: the trimmed copy stays small
-        lengths = pc.utf8_length(pc.utf8_trim_whitespace(texts)).fill_null(0)
-        blank.append(pc.equal(lengths, 0).to_numpy(zero_copy_only=False))
+    for texts in parts_of(dataset, name):
+        nothing = pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
+        blank.append(nothing.fill_null(True).to_numpy(zero_copy_only=False))
     return np.concatenate(blank)
 
 
-def parts_of(dataset: Dataset, name: str) -> Iterator[pa.Array]:
-    """A column in parts of bounded size.
-
-    Args:
-        dataset: The table.
-        name: The column.
-    """
-    for chunk in column_of(dataset, name).chunks:
-        for start in range(0, len(chunk), _ROWS_AT_A_TIME):
-            yield chunk.slice(start, _ROWS_AT_A_TIME)
-
-
 def digest_texts(dataset: Dataset, columns: Columns) -> NDArray[np.uint64]:
-    """A number for the texts of each row, [rows]; the same for the same texts but for space around them."""
+    """A number for the texts of each row, [rows]; the same for the same texts but for space around them.
+
+    Of 64 bits: two different texts among ten million have the same with a chance of 3 in a million. The
+    numbers hold in this process only.
+    """
     import numpy as np
-    import pandas as pd
     import pyarrow.compute as pc
 
     digests = np.zeros(len(dataset), dtype=np.uint64)
     for name in columns.texts:
         done = 0
         for part in parts_of(dataset, name):
-            texts = pc.utf8_trim_whitespace(part).fill_null("").to_numpy(zero_copy_only=False)
-            numbers = pd.util.hash_array(texts.astype(object), categorize=False)
+            texts = pc.utf8_trim_whitespace(part).to_pylist()
+            # Python's own hash of texts: keyed, and several times as fast as any other from here.
+            numbers = np.fromiter(map(hash, texts), np.int64, len(texts)).view(np.uint64)
             span = slice(done, done + len(numbers))
             digests[span] = digests[span] * np.uint64(0x9E3779B97F4A7C15) + numbers
             done += len(numbers)
@@ -132,7 +124,10 @@ def repeated_texts(digests: NDArray[np.uint64], answers: NDArray[Any], *, kind: 
     """
     import numpy as np
 
-    same_text, differs, order = _neighbours(digests, answers, kind=kind)
+    rows = rows_of_copies(digests)
+    if len(rows) == 0:
+        return
+    same_text, differs, order = _neighbours(digests[rows], answers[rows], kind=kind)
     copies = same_text & ~differs
     count = int(copies.sum())
     if count:
@@ -140,16 +135,32 @@ def repeated_texts(digests: NDArray[np.uint64], answers: NDArray[Any], *, kind: 
             what=f"{show_count(count, 'row')} repeat{'s' if count == 1 else ''} an earlier one",
             why="copies count more than other texts; where rows are set aside, all copies stay on one side",
             do="remove them unless they are meant",
-            row=int(order[copies].min()),
+            row=int(rows[order[copies]].min()),
         )
     if differs.any():
-        texts = len(np.unique(digests[order[differs]]))
+        texts = len(np.unique(digests[rows[order[differs]]]))
         yield Doubt(
             what=f"{show_count(texts, 'text')} {'has' if texts == 1 else 'have'} several different labels",
             why="the model cannot answer both",
             do="decide for one label",
-            row=int(np.maximum(order[1:], order[:-1])[differs[1:]].min()),
+            row=int(rows[np.maximum(order[1:], order[:-1])[differs[1:]]].min()),
         )
+
+
+def rows_of_copies(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The rows whose text occurs more than once, ascending. Where none does, this needs 9 bytes for each row.
+
+    Args:
+        digests: From `digest_texts`, [rows].
+    """
+    import numpy as np
+
+    ordered = np.sort(digests)
+    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    if len(repeated) == 0:
+        return np.zeros(0, dtype=np.int64)
+    at_most = len(repeated) - 1
+    return np.flatnonzero(repeated[np.minimum(np.searchsorted(repeated, digests), at_most)] == digests)
 
 
 def _neighbours(
@@ -201,10 +212,11 @@ def odd_texts(dataset: Dataset, columns: Columns) -> Iterator[Doubt]:
             lengths = pc.utf8_length(part).fill_null(0).to_numpy(zero_copy_only=False)
             if len(lengths) and lengths.max() > longest:
                 longest, longest_row = int(lengths.max()), done + int(lengths.argmax())
-            broken = pc.match_substring_regex(part, "\ufffd|\\x00").fill_null(False)
-            if (count := broken.true_count) and not damaged:
-                damaged_row = done + int(np.argmax(broken.to_numpy(zero_copy_only=False)))
-            damaged += count
+            if _holds_damage(part):
+                broken = pc.match_substring_regex(part, "\ufffd|\\x00").fill_null(False)
+                if (count := broken.true_count) and not damaged:
+                    damaged_row = done + int(np.argmax(broken.to_numpy(zero_copy_only=False)))
+                damaged += count
             done += len(part)
         if longest > _HUGE_CHARACTERS:
             yield Doubt(
@@ -220,3 +232,17 @@ def odd_texts(dataset: Dataset, columns: Columns) -> Iterator[Doubt]:
                 do="export the data again, in UTF-8",
                 row=damaged_row,
             )
+
+
+def _holds_damage(part: pa.Array) -> bool:
+    """Whether there is a sign of damage in a part: one look at all its bytes."""
+    import numpy as np
+    import pyarrow as pa
+
+    _, offsets, texts = part.buffers()
+    if texts is None:
+        return False
+    places = np.frombuffer(offsets, np.int64 if pa.types.is_large_string(part.type) else np.int32)
+    start, end = int(places[part.offset]), int(places[part.offset + len(part)])
+    data = texts.slice(start, end - start).to_pybytes()
+    return "\ufffd".encode() in data or b"\0" in data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import glob
 import io
 import re
 import sys
@@ -16,12 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from snugtune.data.columns import USUAL_NAMES, distinct_names, listed
-from snugtune.data.encodings import Encoding, find_encoding, open_bytes
-from snugtune.data.reading import DELIMITERS, How, Reading, Refusals, copied, pick_lines, usual_delimiter
+from snugtune.data.encodings import Encoding, bytes_read, find_encoding, open_bytes
+from snugtune.data.plain_cells import Doubtful, plain_batches
+from snugtune.data.reading import (
+    DELIMITERS,
+    How,
+    Reading,
+    Refusals,
+    copied,
+    in_batches,
+    pick_lines,
+    usual_delimiter,
+)
 from snugtune.errors import DataError
 from snugtune.units import show_count
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 _LARGEST_CELL = min(sys.maxsize, 2**31 - 1)  # what a C long holds everywhere
@@ -45,8 +55,20 @@ class _Form:
     path: Path
     encoding: Encoding
     delimiter: str
+    starts_at_once: bool  # without a blank line
     header: bool
     names: list[str]
+
+    @property
+    def what(self) -> tuple[object, ...]:
+        """All that decides what comes of the file."""
+        return self.encoding.name, self.encoding.damaged, self.delimiter, self.header, self.names
+
+    def schema(self) -> pa.Schema:
+        """All cells are texts."""
+        import pyarrow as pa
+
+        return pa.schema([(name, pa.string()) for name in self.names])
 
 
 def read_delimited(path: Path, how: How) -> Reading:
@@ -63,13 +85,11 @@ def read_delimited(path: Path, how: How) -> Reading:
     encoding = find_encoding(path, wanted=how.encoding)
     form = _find_form(path, encoding, how)
     refusals = Refusals(path, _DO)
-    rows, spoilt = _scan(form, refusals, how)
-    refusals.check(how.bad_rows, good=rows, spoilt=spoilt)
-    if rows == 0:
+    table = _read_fast(form, how)
+    if table is None:
+        table = _read_slowly(form, refusals, how)
+    if len(table) == 0:
         raise no_rows(path)
-    table = _read_fast(form) if encoding.is_plain and not refusals.count else None
-    if table is None or len(table) != rows:  # the fast reader understands some blank lines in its own way
-        table = _read_slowly(form)
     reading = Reading(
         source=str(path),
         table=table,
@@ -78,31 +98,39 @@ def read_delimited(path: Path, how: How) -> Reading:
         refused=refusals.rows,
         refused_rows=refusals.count,
     )
-    reading.lines = lambda wanted: pick_lines((line for line, _ in _good_rows(form)), wanted)
+    reading.lines = lambda wanted: pick_lines(
+        (line for line, _ in _good_rows(form, Refusals(path, _DO))), wanted
+    )
     return reading
 
 
-def _read_fast(form: _Form) -> Dataset:
-    from datasets import Dataset, Features, Value
-
-    return Dataset.from_csv(
-        glob.escape(str(form.path.absolute())),
-        features=Features({name: Value("string") for name in form.names}),
-        column_names=form.names,
-        header=0 if form.header else None,
-        sep=form.delimiter,
-        index_col=False,
-        na_filter=False,
-        encoding="utf-8-sig",
+def _read_fast(form: _Form, how: How) -> Dataset | None:
+    """The table of a file without anything odd; None if the rows have to be looked at one by one."""
+    if not form.encoding.is_plain or len(form.names) < 2 or not form.starts_at_once:
+        return None
+    size = form.path.stat().st_size
+    batches = plain_batches(
+        form.path,
+        delimiter=form.delimiter,
+        names=form.names,
+        header=form.header,
+        on_bytes=lambda done: how.on_bytes(done, size),
     )
+    try:
+        return copied(form.path, ("plain", *form.what), form.schema(), batches)
+    except Doubtful:
+        return None
 
 
-def _read_slowly(form: _Form) -> Dataset:
-    import pyarrow as pa
+def _read_slowly(form: _Form, refusals: Refusals, how: How) -> Dataset:
+    """The table of the rows that fit; the fast readers would fill short lines and drop surplus cells."""
+    rows = (cells for _, cells in _good_rows(form, refusals, how))
 
-    what = (form.encoding.name, form.delimiter, form.header, form.names)
-    schema = pa.schema([(name, pa.string()) for name in form.names])
-    return copied(form.path, what, schema, (cells for _, cells in _good_rows(form)))
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from in_batches(form.schema(), rows)
+        refusals.check(how.bad_rows)
+
+    return copied(form.path, form.what, form.schema(), batches(), again=True)
 
 
 @contextmanager
@@ -144,50 +172,6 @@ def _rows(text: TextIO, delimiter: str) -> Iterator[tuple[int, list[str] | csv.E
             line = reader.line_num + 1
 
 
-def _scan(form: _Form, refusals: Refusals, how: How) -> tuple[int, str | None]:
-    """Count the rows that fit, and find those that do not; also why the rest cannot be trusted, if so.
-
-    The fast reader fills short lines and drops surplus cells without a word. This holds one row at a time.
-    """
-    if form.encoding.is_plain and len(form.names) > 1 and how.on_bytes is None:
-        clean = _count_clean(form)
-        if clean is not None:
-            return clean, None
-    width, good, spoilt = len(form.names), 0, None
-    size = form.path.stat().st_size
-    with _open_cells(form.path, form.encoding) as text:
-        rows = _rows(text, form.delimiter)
-        for number, (line, cells) in enumerate(islice(rows, int(form.header), None)):
-            if isinstance(cells, csv.Error):
-                refusals.add(line, f"the quotes of the row that starts there do not fit: {cells}")
-                if "unexpected end" in str(cells):
-                    spoilt = "a quote that is never closed swallows all that follows"
-            elif len(cells) != width:
-                refusals.add(line, f"it has {show_count(len(cells), 'cell')}, the header has {width}")
-            elif form.encoding.damaged and (byte := _damage(cells)) is not None:
-                refusals.add(line, f"its byte 0x{byte:02x} is not UTF-8")
-            else:
-                good += 1
-            if how.on_bytes is not None and number % _ROWS_BETWEEN_CALLS == 0:
-                how.on_bytes(min(size, text.buffer.tell() if form.path.suffix != ".gz" else 0), size)
-    return good, spoilt
-
-
-def _count_clean(form: _Form) -> int | None:
-    """The number of rows if all fit; None at the first that does not: then each is looked at."""
-    width, rows = len(form.names), -int(form.header)
-    with _open_cells(form.path, form.encoding) as text:
-        try:
-            for cells in csv.reader(text, delimiter=form.delimiter, strict=True):
-                if len(cells) == width:
-                    rows += 1
-                elif not _is_blank(cells):
-                    return None
-        except csv.Error:
-            return None
-    return rows
-
-
 def _damage(cells: list[str]) -> int | None:
     """A byte that does not fit the encoding, if one of the cells has it."""
     for cell in cells:
@@ -198,15 +182,25 @@ def _damage(cells: list[str]) -> int | None:
     return None
 
 
-def _good_rows(form: _Form) -> Iterator[tuple[int, list[str]]]:
-    """The rows that `_scan` counted."""
-    width = len(form.names)
+def _good_rows(form: _Form, refusals: Refusals, how: How | None = None) -> Iterator[tuple[int, list[str]]]:
+    """Line and cells of the rows that fit; the others are refused."""
+    width, size = len(form.names), form.path.stat().st_size
     with _open_cells(form.path, form.encoding) as text:
-        for line, cells in islice(_rows(text, form.delimiter), int(form.header), None):
-            if isinstance(cells, csv.Error) or len(cells) != width:
-                continue
-            if not form.encoding.damaged or _damage(cells) is None:
+        rows = _rows(text, form.delimiter)
+        for number, (line, cells) in enumerate(islice(rows, int(form.header), None)):
+            if isinstance(cells, csv.Error):
+                refusals.add(line, f"the quotes of the row that starts there do not fit: {cells}")
+                if "unexpected end" in str(cells):
+                    refusals.spoilt = "a quote that is never closed swallows all that follows"
+            elif len(cells) != width:
+                refusals.add(line, f"it has {show_count(len(cells), 'cell')}, the header has {width}")
+            elif form.encoding.damaged and (byte := _damage(cells)) is not None:
+                refusals.add(line, f"its byte 0x{byte:02x} is not UTF-8")
+            else:
+                refusals.good += 1
                 yield line, cells
+            if how is not None and number % _ROWS_BETWEEN_CALLS == 0:
+                how.on_bytes(bytes_read(text.buffer), size)
 
 
 # How a file is written
@@ -217,7 +211,7 @@ def _find_form(path: Path, encoding: Encoding, how: How) -> _Form:
         sample = text.read(_SAMPLE_CHARACTERS)
     usual = usual_delimiter(path)
     delimiter = _find_delimiter(sample, usual, how)
-    form = partial(_Form, path, encoding, delimiter)
+    form = partial(_Form, path, encoding, delimiter, bool(sample.split("\n", 1)[0].strip()))
     first = next(iter(_sample_rows(sample, delimiter)), None)
     if first is None:  # blank, or one row longer than the sample
         with _open_cells(path, encoding) as text:

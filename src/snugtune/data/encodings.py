@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from snugtune.errors import DataError, UsageError
 
@@ -144,6 +144,11 @@ _SHOWN |= {"cp1251": "Windows-1251", "koi8-r": "KOI8-R", "utf-16": "UTF-16", "ut
 def open_bytes(path: Path) -> IO[bytes]:
     """A file, or what is in it if it is gzipped."""
     return gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]
+
+
+def bytes_read(file: Any) -> int:
+    """How many bytes of the file on disk have been read through what `open_bytes` opened."""
+    return int(getattr(file, "fileobj", file).tell())
 
 
 def show_encoding(name: str) -> str:

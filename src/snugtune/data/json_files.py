@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import glob
-import io
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugtune.data.delimited import no_rows
-from snugtune.data.encodings import Encoding, find_encoding, open_bytes
-from snugtune.data.reading import How, Reading, Refusals, Refused, copied, pick_lines
+from snugtune.data.encodings import Encoding, find_encoding
+from snugtune.data.json_items import Fault, items_of, kind_word, starts_as
+from snugtune.data.plain_cells import Doubtful
+from snugtune.data.plain_json import plain_tables
+from snugtune.data.reading import How, Reading, Refusals, Refused, copied, in_batches, pick_lines
 from snugtune.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-_NAMES = {"NoneType": "null", "bool": "true or false", "list": "a list", "str": "a text", "dict": "an object"}
 _DO = "write one JSON object per line, or one list of objects"
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _SCALARS = ("text", "whole", "real", "truth")
 _MOST_CHANGED = 10_000
-_LINES_BETWEEN_CALLS = 50_000
-
-
-@dataclass(frozen=True)
-class _Fault:
-    """What is wrong with a line or an item."""
-
-    why: str
-    is_end: bool = False  # nothing after it can be understood
 
 
 def read_json(path: Path, how: How) -> Reading:
@@ -50,9 +42,8 @@ def read_json(path: Path, how: How) -> Reading:
     """
     encoding = find_encoding(path, wanted=how.encoding)
     table = None
-    # The fast reader crashes the process on a null, and makes a column of anything else but objects.
-    if encoding.is_plain and _starts_as(path, encoding, "{"):
-        table = _read_fast(path)
+    if encoding.is_plain and starts_as(path, encoding, "{"):
+        table = _read_fast(path, how)
     reading = (
         Reading(source=str(path), table=table, encoding=encoding.name)
         if table is not None
@@ -62,138 +53,37 @@ def read_json(path: Path, how: How) -> Reading:
     return reading
 
 
-def json_objects(path: Path, *, encoding: str | None = None) -> Iterator[dict[str, Any]]:
+def json_objects(path: Path, how: How) -> Iterator[dict[str, Any]]:
     """The objects of a JSON file as they are written; `read_json` changes some cells.
 
     Args:
         path: A file that `read_json` has read, or its gzipped form.
-        encoding: Its encoding; None finds out.
+        how: What a person wanted there.
 
     Raises:
-        DataError: A line is broken.
+        DataError: A line is broken, and stopping is wanted.
     """
-    for line, value in _items(path, find_encoding(path, wanted=encoding)):
-        if isinstance(value, _Fault):
+    for line, value in items_of(path, find_encoding(path, wanted=how.encoding)):
+        if not isinstance(value, Fault):
+            yield value
+        elif how.bad_rows == "stop":
             raise DataError(f"{path}, line {line}, cannot be read", why=value.why, do=_DO)
-        yield value
 
 
-def _read_fast(path: Path) -> Dataset | None:
-    """The table of a clean file; None if the file is not clean, or if a column mixes types."""
-    import pyarrow as pa
-    from datasets import Dataset
-
+def _read_fast(path: Path, how: How) -> Dataset | None:
+    """The table of a clean file; None if its lines have to be looked at one by one."""
+    size = path.stat().st_size
+    tables = plain_tables(path, lambda done: how.on_bytes(done, size))
     try:
-        table = Dataset.from_json(glob.escape(str(path.absolute())))
-    except OSError:
-        raise
-    except Exception:  # of many kinds; the slow reader finds out what it was
+        first = next(tables)
+        batches = (batch for table in chain([first], tables) for batch in table.to_batches())
+        return copied(path, ("plain",), first.schema, batches)
+    except Doubtful:
         return None
-    kinds = table.features.arrow_schema.types
-    if any(type(feature).__name__ == "Json" for feature in table.features.values()):
-        return None
-    return None if any(pa.types.is_temporal(kind) for kind in kinds) else table  # it makes times of texts
-
-
-def _starts_as(path: Path, encoding: Encoding, sign: str) -> bool:
-    """Whether the first line that is not blank begins with a sign."""
-    with _open_text(path, encoding) as text:
-        return next((line for line in text if line.strip()), "").lstrip().startswith(sign)
-
-
-def _open_text(path: Path, encoding: Encoding) -> io.TextIOWrapper:
-    name = "utf-8-sig" if encoding.name == "utf-8" else encoding.name
-    errors = "surrogateescape" if encoding.damaged else "strict"
-    # Only the signs that JSON knows end a line.
-    return io.TextIOWrapper(open_bytes(path), encoding=name, errors=errors, newline=None)
-
-
-def _items(path: Path, encoding: Encoding) -> Iterator[tuple[int, Any]]:
-    """The line and the object of each row, or the fault there."""
-    if _starts_as(path, encoding, "["):
-        with _open_text(path, encoding) as text:
-            content = text.read()
-        if _is_one_value(content):
-            yield from _listed(content)
-            return
-    with _open_text(path, encoding) as text:
-        for number, line in enumerate(text, start=1):
-            if line.strip():
-                yield number, _parsed(line, encoding)
-
-
-def _is_one_value(content: str) -> bool:
-    """Whether a list goes over the whole file, and not each line is one."""
-    first = content.lstrip().split("\n", 1)[0]
-    try:
-        json.loads(first)
-    except (ValueError, RecursionError):
-        return True
-    return content.strip() == first.strip()
-
-
-def _parsed(line: str, encoding: Encoding) -> Any:
-    if encoding.damaged and (byte := re.search("[\udc80-\udcff]", line)):
-        return _Fault(f"its byte 0x{ord(byte[0]) - 0xDC00:02x} is not UTF-8")
-    try:
-        value = json.loads(line.strip())
-    except json.JSONDecodeError as error:
-        return _Fault(f"{error.msg} at column {error.colno}")
-    except RecursionError:
-        return _Fault("it is nested too deeply")
-    except ValueError as error:  # a number of thousands of digits
-        return _Fault(str(error))
-    return value if isinstance(value, dict) else _Fault(f"it is {_kind_word(value)}, not an object")
-
-
-def _listed(content: str) -> Iterator[tuple[int, Any]]:
-    """The items of a list, each with the line where it begins."""
-    decoder, place = json.JSONDecoder(), content.index("[") + 1
-    line, counted = 1, 0
-    blank = re.compile(r"\s*")
-    number = 0
-
-    def line_at(where: int) -> int:
-        nonlocal line, counted
-        line, counted = line + content.count("\n", counted, where), where
-        return line
-
-    while True:
-        place = blank.match(content, place).end()  # type: ignore[union-attr]
-        if number == 0 and content[place : place + 1] == "]":
-            return
-        number += 1
-        try:
-            value, end = decoder.raw_decode(content, place)
-        except json.JSONDecodeError as error:
-            yield error.lineno, _Fault(f"{error.msg} at column {error.colno}", is_end=True)
-            return
-        except (RecursionError, ValueError) as error:
-            why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-            yield line_at(place), _Fault(why, is_end=True)
-            return
-        wrong = f"item {number} of the list is {_kind_word(value)}, not an object"
-        yield line_at(place), value if isinstance(value, dict) else _Fault(wrong)
-        place = blank.match(content, end).end()  # type: ignore[union-attr]
-        sign = content[place : place + 1]
-        if sign == "]":
-            rest = content[place + 1 :].strip()
-            if rest:
-                yield line_at(place), _Fault("there is something after the end of the list", is_end=True)
-            return
-        if sign != ",":
-            column = place - content.rfind("\n", 0, place)
-            yield line_at(place), _Fault(f"Expecting ',' delimiter at column {column}", is_end=True)
-            return
-        place += 1
 
 
 def _objects(path: Path, encoding: Encoding) -> Iterator[tuple[int, dict[str, Any]]]:
-    return ((line, value) for line, value in _items(path, encoding) if not isinstance(value, _Fault))
-
-
-def _kind_word(value: object) -> str:
-    return _NAMES.get(type(value).__name__, "a number")
+    return ((line, item) for line, item in items_of(path, encoding) if not isinstance(item, Fault))
 
 
 # Line by line
@@ -239,28 +129,26 @@ def _kind(value: object) -> str:
 def _read_slowly(path: Path, encoding: Encoding, how: How) -> Reading:
     import pyarrow as pa
 
-    refusals, columns, good, spoilt = Refusals(path, _DO), {}, 0, None  # type: ignore[var-annotated]
+    refusals, columns = Refusals(path, _DO), dict[str, _Column]()
     size = path.stat().st_size
-    for number, (line, item) in enumerate(_items(path, encoding)):
-        if isinstance(item, _Fault):
+    for line, item in items_of(path, encoding, lambda done: how.on_bytes(done, size)):
+        if isinstance(item, Fault):
             refusals.add(line, item.why)
-            spoilt = "what follows cannot be told apart" if item.is_end else spoilt
+            refusals.spoilt = "what follows cannot be told apart" if item.is_end else refusals.spoilt
             continue
-        good += 1
+        refusals.good += 1
         for name, value in item.items():
             column = columns.setdefault(name, _Column())
             kind = _kind(value)
             column.kinds[kind] += 1
             if kind == "list":
                 column.inner.update(map(_kind, value))
-        if how.on_bytes is not None and number % _LINES_BETWEEN_CALLS == 0:
-            how.on_bytes(0, size)
-    refusals.check(how.bad_rows, good=good, spoilt=spoilt)
-    if good == 0 or not columns:
+    refusals.check(how.bad_rows)
+    if refusals.good == 0 or not columns:
         raise no_rows(path)
     kinds = {name: column.name for name, column in columns.items()}
-    rows = (_cells(item, kinds) for _, item in _objects(path, encoding))
-    table = copied(path, (encoding.name, kinds), _schema(pa, kinds), rows)
+    rows, schema = (_cells(item, kinds) for _, item in _objects(path, encoding)), _schema(pa, kinds)
+    table = copied(path, (encoding.name, kinds), schema, in_batches(schema, rows))
     reading = Reading(
         source=str(path),
         table=table,
@@ -331,4 +219,4 @@ def _tell_changes(reading: Reading, columns: dict[str, _Column], path: Path, enc
         for name, kinds in wanted.items():
             changed = reading.changed.setdefault(name, [])
             if isinstance(item.get(name), kinds) and len(changed) < _MOST_CHANGED:
-                changed.append(Refused(line, f"{name!r} is {_kind_word(item[name])}, unlike in most rows"))
+                changed.append(Refused(line, f"{name!r} is {kind_word(item[name])}, unlike in most rows"))

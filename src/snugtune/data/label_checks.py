@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from snugtune.data.checks import Doubt, parts_of
+from snugtune.data.checks import Doubt
 from snugtune.data.columns import Columns
-from snugtune.data.label_cells import column_of
+from snugtune.data.label_cells import parts_of, type_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 _MOST_SPELLINGS = 10_000
 _STRONG_SHARE = 0.9
-_NO_VALUE = {"", "na", "n/a", "nan", "null", "none", "nil", "undefined", "#n/a", "-", "?"}
+_QUOTES = "\"'`“”‘’«»"
+_NO_VALUE = {"", "na", "n/a", "nan", "null", "none", "nil", "undefined", "#n/a", "-", "?", "inf", "-inf"}
+_AMOUNT = re.compile(r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"-?\d+", re.ASCII)
 
 
@@ -28,8 +30,8 @@ def spellings(dataset: Dataset, columns: Columns, *, separator: str | None) -> C
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = column_of(dataset, columns.labels[0])
-    texts = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    kind = type_of(dataset, columns.labels[0])
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if len(columns.labels) > 1 or separator is not None or not texts:
         return Counter()
     found = Counter[str]()
@@ -72,7 +74,8 @@ def doubtful_names(names: Iterable[str], written: Counter[str]) -> Iterator[Doub
         if len(same) > 1:
             cells = sorted(cell for cell in written if _bare(cell) == bare) or same
             yield Doubt(
-                what=f"labels that differ only in case, space or invisible characters: {_shown(cells)}",
+                what="labels that differ only in case, space, quotes or invisible characters: "
+                + _shown(cells),
                 why=f"they are {len(same)} different classes",
                 do="write them alike, if they mean the same",
             )
@@ -87,6 +90,8 @@ def doubtful_names(names: Iterable[str], written: Counter[str]) -> Iterator[Doub
                 why=f"they are {len(same)} different classes: a code is not a number",
                 do="write them alike, if they mean the same",
             )
+    yield from _nearly_amounts(names)
+    yield from _truth_and_numbers(names)
     nothing = [name for name in names if name.strip().lower() in _NO_VALUE]
     if nothing:
         yield Doubt(
@@ -95,6 +100,29 @@ def doubtful_names(names: Iterable[str], written: Counter[str]) -> Iterator[Doub
             do="empty these cells, if they mean that",
         )
     yield from _negatives(names)
+
+
+def _truth_and_numbers(names: list[str]) -> Iterator[Doubt]:
+    truth = [name for name in names if name.lower() in ("true", "false")]
+    numbers = [name for name in names if name in ("0", "1")]
+    if truth and numbers:
+        yield Doubt(
+            what=f"labels that may mean the same: {_shown(truth + numbers)}",
+            why=f"they are {len(truth) + len(numbers)} different classes",
+            do="write them alike, if they mean the same",
+        )
+
+
+def _nearly_amounts(names: list[str]) -> Iterator[Doubt]:
+    """Numbers that are not all whole, and a few labels that are no numbers and make classes of all."""
+    amounts = [name for name in names if _AMOUNT.fullmatch(name)]
+    others = [name for name in names if not (_AMOUNT.fullmatch(name) or _WHOLE.fullmatch(name))]
+    if others and len(amounts) > len(others):
+        yield Doubt(
+            what=f"the labels are numbers such as {amounts[0]!r}, except {_shown(others)}",
+            why=f"so each of the {len(names)} different ones is learnt as a class of its own",
+            do="correct or empty these cells, if the numbers are amounts; then they are learnt as such",
+        )
 
 
 def _negatives(names: list[str]) -> Iterator[Doubt]:
@@ -128,8 +156,8 @@ def uneven_classes(names: tuple[str, ...], counts: NDArray[np.int64]) -> Iterato
         yield Doubt(
             what=f"the {'classes' if many else 'class'} {_shown(single)} {'have' if many else 'has'} one row"
             + (" each" if many else ""),
-            why="it is learnt from; where rows are set aside, none is left to measure on",
-            do="add rows, or join it with another class",
+            why="a row that is learnt from is not measured on",
+            do="add rows, or join such classes with others",
         )
     share = counts[largest] / max(total, 1)
     if share >= _STRONG_SHARE:
@@ -141,10 +169,12 @@ def uneven_classes(names: tuple[str, ...], counts: NDArray[np.int64]) -> Iterato
 
 
 def _bare(name: str) -> str:
-    """A name without case, space and invisible characters."""
+    """A name without case, space, quotes and invisible characters."""
     letters = unicodedata.normalize("NFKC", name).casefold()
     bare = "".join(
-        sign for sign in letters if not sign.isspace() and unicodedata.category(sign) not in ("Cf", "Cc")
+        sign
+        for sign in letters
+        if not sign.isspace() and sign not in _QUOTES and unicodedata.category(sign) not in ("Cf", "Cc")
     )
     return bare or name
 

@@ -12,26 +12,30 @@ from snugtune.data.label_cells import (
     ANOTHER_COLUMN,
     are_amounts,
     as_numbers,
+    cells_of,
     class_label,
-    column_of,
     holds_lists,
     listed_names,
-    names_of,
+    missing_labels,
+    named_cells,
     refuse_missing,
-    scalars,
+    type_of,
 )
 from snugtune.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa
     from datasets import Dataset
     from numpy.typing import NDArray
+
+    from snugtune.data.label_cells import Named
 
 Kind = Literal["single-label", "multi-label", "regression"]
 
 _MANY_CLASSES = 1000
+_MOST_COUNTED = 10_000  # different values of a column that are kept
 _INTEGER = re.compile(r"-?\d+", re.ASCII)
+_COMMA = re.compile(r"-?\d+,\d+", re.ASCII)
 _MARKS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 
 
@@ -78,7 +82,7 @@ def check_text_types(dataset: Dataset, columns: Columns, where: str) -> None:
     import pyarrow as pa
 
     for name in columns.texts:
-        kind = column_of(dataset, name).type
+        kind = type_of(dataset, name)
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise DataError(
                 f"{where}: the column {name!r} does not hold texts",
@@ -120,24 +124,53 @@ def learn_labels(
     if len(columns.labels) > 1:
         return Labels(kind="multi-label", names=columns.labels)
     if several:
-        names, _, _ = listed_names(dataset, columns.labels[0], separator=separator, where=where)
-        return Labels(kind="multi-label", names=_order(dataset, columns.labels[0], names, where))
-    column = scalars(dataset, columns.labels[0], where)
-    if kind == "regression" or (kind == "auto" and are_amounts(column)):
+        listed, _ = listed_names(dataset, columns.labels[0], separator=separator, where=where)
+        return Labels(kind="multi-label", names=_order(dataset, columns.labels[0], listed.names, where))
+    return _learn_single(dataset, columns.labels[0], kind, where)
+
+
+def _learn_single(dataset: Dataset, column: str, kind: str, where: str) -> Labels:
+    """The labels of a column that has one for each row."""
+    if kind == "regression":
         return Labels(kind="regression", names=())
-    names = names_of(dataset, columns.labels[0], column)
-    refuse_missing(names.is_null(), f"label in the column {columns.labels[0]!r}", where)
-    found = _order(dataset, columns.labels[0], names, where)
-    if kind == "auto" and len(found) > _MANY_CLASSES and class_label(dataset, columns.labels[0]) is None:
-        numbers = all(_INTEGER.fullmatch(name) for name in found)
-        raise DataError(
-            f"{where}: the column {columns.labels[0]!r} has {len(found)} different values",
-            why="it looks like amounts, not like classes"
-            if numbers
-            else "it looks like free text, not like labels",
-            do=ANOTHER_COLUMN,
-        )
+    automatic = kind == "auto"
+    named = named_cells(dataset, column, where, most=_MOST_COUNTED if automatic else None)
+    if automatic and (named is None or not all(map(_INTEGER.fullmatch, named.names))):
+        if are_amounts(dataset, column, where):
+            return Labels(kind="regression", names=())
+        _refuse_commas(dataset, column, where)
+    if named is None:
+        raise _too_many(dataset, column, f"more than {_MOST_COUNTED:,}", where)
+    refuse_missing(named.rows < 0, f"label in the column {column!r}", where)
+    found = _order(dataset, column, named.names, where)
+    if automatic and len(found) > _MANY_CLASSES and class_label(dataset, column) is None:
+        raise _too_many(dataset, column, f"{len(found):,}", where)
     return Labels(kind="single-label", names=found)
+
+
+def _refuse_commas(dataset: Dataset, column: str, where: str) -> None:
+    """Stop where all labels are whole numbers or have one comma between digits."""
+    first: list[Any] = next((cells.to_pylist() for _, cells in cells_of(dataset, column, where)), [])
+    texts = [text for text in first if isinstance(text, str)]
+    commas = [text for text in texts if _COMMA.fullmatch(text)]
+    if commas and all(_COMMA.fullmatch(text) or _INTEGER.fullmatch(text) for text in texts):
+        raise DataError(
+            f"{where}: the column {column!r} has labels such as {commas[0]!r}",
+            why="that is a number with a decimal comma, or two labels; learnt as classes it would be neither",
+            do="write numbers with a point; or set data.label_separator to a comma for several labels in a "
+            "cell, or data.label_kind to single-label for classes of these names",
+        )
+
+
+def _too_many(dataset: Dataset, column: str, count: str, where: str) -> DataError:
+    first = next(cells_of(dataset, column, where))[1]
+    return DataError(
+        f"{where}: the column {column!r} has {count} different values",
+        why="it looks like amounts, not like classes"
+        if as_numbers(first) is not None
+        else "it looks like free text, not like labels",
+        do=ANOTHER_COLUMN,
+    )
 
 
 def encode_labels(
@@ -166,20 +199,19 @@ def encode_labels(
         return np.stack(marks, axis=1).astype(np.float32)
     column = columns.labels[0]
     if labels.kind == "regression":
-        return _numbers(scalars(dataset, column, where), column, where)
+        return _numbers(dataset, column, where)
     if labels.kind == "single-label":
-        names = names_of(dataset, column, scalars(dataset, column, where))
-        refuse_missing(names.is_null(), f"label in the column {column!r}", where)
-        return _codes(names, labels, np.arange(len(names)), where)
-    names, rows, count = listed_names(dataset, column, separator=separator, where=where)
-    matrix = np.zeros((count, len(labels.names)), dtype=np.float32)
-    matrix[rows, _codes(names, labels, rows, where)] = 1
+        named = cast("Named", named_cells(dataset, column, where))
+        refuse_missing(named.rows < 0, f"label in the column {column!r}", where)
+        return _codes(named, labels, None, where)
+    listed, rows = listed_names(dataset, column, separator=separator, where=where)
+    matrix = np.zeros((len(dataset), len(labels.names)), dtype=np.float32)
+    matrix[rows, _codes(listed, labels, rows, where)] = 1
     return matrix
 
 
-def _order(dataset: Dataset, name: str, names: pa.Array, where: str) -> tuple[str, ...]:
+def _order(dataset: Dataset, name: str, found: list[str], where: str) -> tuple[str, ...]:
     """The class names in the order of their numbers."""
-    found = names.unique().to_pylist()
     if len(found) < 2:
         raise DataError(
             f"{where}: the column {name!r} has only one class: {', '.join(map(repr, found)) or 'none'}",
@@ -194,26 +226,25 @@ def _order(dataset: Dataset, name: str, names: pa.Array, where: str) -> tuple[st
     return tuple(sorted(found))
 
 
-def _codes(names: pa.Array, labels: Labels, rows: NDArray[np.int64], where: str) -> NDArray[np.int64]:
+def _codes(named: Named, labels: Labels, rows: NDArray[np.int64] | None, where: str) -> NDArray[np.int64]:
     """Class numbers of names; `rows` says where each stands, for the message about an unknown one."""
     import numpy as np
 
     numbers = {name: number for number, name in enumerate(labels.names)}
-    encoded = names.dictionary_encode()
-    different = encoded.dictionary.to_pylist()
-    table = np.array([numbers.get(name, -1) for name in different], dtype=np.int64)
-    codes = table[np.asarray(encoded.indices)] if len(names) else np.zeros(0, dtype=np.int64)
-    unknown = np.flatnonzero(codes < 0)
-    if len(unknown):
-        first = int(unknown[0])
+    table = np.array([*(numbers.get(name, -1) for name in named.names), -1], dtype=np.int64)
+    codes = table[named.rows]
+    if len(codes) and codes.min() < 0:
+        first = int(np.argmax(codes < 0))
+        row = (first if rows is None else int(rows[first])) + 1
         known = ", ".join(labels.names[:12]) + (", ..." if len(labels.names) > 12 else "")
+        name = named.names[named.rows[first]]
         raise DataError(
-            f"{where}, row {rows[first] + 1}: the label {names[first].as_py()!r} is not in the training data",
+            f"{where}, row {row}: the label {name!r} is not in the training data",
             why=f"the training data has {known}",
             do="correct the label, or put rows with it into the training data",
-            rows=[rows[first] + 1],
+            rows=[row],
         )
-    return cast("NDArray[np.int64]", codes)
+    return codes
 
 
 def _marks(dataset: Dataset, name: str, where: str) -> NDArray[Any]:
@@ -221,36 +252,45 @@ def _marks(dataset: Dataset, name: str, where: str) -> NDArray[Any]:
     import numpy as np
     import pyarrow as pa
 
-    array = scalars(dataset, name, where).cast(pa.large_string())
-    refuse_missing(array.is_null(), f"label in the column {name!r}", where)
-    encoded = array.dictionary_encode()
-    table = np.array([_MARKS.get(value.lower(), -1) for value in encoded.dictionary.to_pylist()])
-    marks = table[np.asarray(encoded.indices)]
-    wrong = np.flatnonzero(marks < 0)
-    if len(wrong):
-        raise DataError(
-            f"{where}, row {wrong[0] + 1}: {array[int(wrong[0])].as_py()!r} in the column {name!r}",
-            why="with several label columns, each says 0 or 1",
-            do="correct the cell, or name one label column",
-            rows=[wrong[0] + 1],
-        )
-    return cast("NDArray[Any]", marks)
+    refuse_missing(missing_labels(dataset, name, where), f"label in the column {name!r}", where)
+    marks, done = np.zeros(len(dataset), dtype=np.int8), 0
+    for rows, cells in cells_of(dataset, name, where):
+        texts = cells.cast(pa.large_string()).to_pylist()
+        table = np.array([*(_MARKS.get(str(text).lower(), -1) for text in texts), -1], dtype=np.int8)
+        part = table[rows]
+        marks[done : done + len(part)] = part
+        if len(part) and part.min() < 0:
+            wrong = int(np.argmin(part))
+            row = done + wrong + 1
+            raise DataError(
+                f"{where}, row {row}: {texts[rows[wrong]]!r} in the column {name!r}",
+                why="with several label columns, each says 0 or 1",
+                do="correct the cell, or name one label column",
+                rows=[row],
+            )
+        done += len(part)
+    return marks
 
 
-def _numbers(array: pa.Array, name: str, where: str) -> NDArray[np.float32]:
+def _numbers(dataset: Dataset, name: str, where: str) -> NDArray[np.float32]:
     import numpy as np
     import pyarrow as pa
 
-    refuse_missing(array.is_null(), f"label in the column {name!r}", where)
-    numbers = as_numbers(array)
-    if numbers is None:
-        row, value = next(
-            (row, value) for row, value in enumerate(array, 1) if as_numbers(pa.array([value])) is None
-        )
-        raise DataError(
-            f"{where}, row {row}: {value.as_py()!r} in the column {name!r} is not a number",
-            why="regression learns numbers",
-            do="correct the cell, or set data.label_kind=single-label",
-            rows=[row],
-        )
-    return cast("NDArray[np.float32]", np.asarray(numbers).astype(np.float32))
+    refuse_missing(missing_labels(dataset, name, where), f"label in the column {name!r}", where)
+    values, done = np.zeros(len(dataset), dtype=np.float32), 0
+    for rows, cells in cells_of(dataset, name, where):
+        numbers = as_numbers(cells)
+        if numbers is None:
+            bad = [as_numbers(pa.array([cell])) is None for cell in cells]
+            wrong = int(np.argmax(np.append(bad, False)[rows]))
+            row = done + wrong + 1
+            cell = cells[int(rows[wrong])].as_py()
+            raise DataError(
+                f"{where}, row {row}: {cell!r} in the column {name!r} is not a number",
+                why="regression learns numbers",
+                do="correct the cell, or set data.label_kind=single-label",
+                rows=[row],
+            )
+        values[done : done + len(rows)] = np.asarray(numbers.cast(pa.float64()))[rows]
+        done += len(rows)
+    return values

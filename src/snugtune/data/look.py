@@ -139,7 +139,7 @@ def _too_few(data: CheckedData, settings: Settings) -> Iterator[Finding]:
             digests=data.digests["train"],
         )
     except DataError as error:
-        yield Finding(what=error.what, why=error.why, do=error.do)
+        yield Finding(what=error.what, why=error.why, do=error.do, stops=True)
 
 
 def _labels(data: CheckedData) -> dict[str, int]:

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snugtune.data.binary_files import check_content, read_arrow, refuse_foreign
 from snugtune.data.columns import listed
 from snugtune.data.delimited import no_rows, read_delimited
 from snugtune.data.json_files import json_objects, read_json
@@ -21,7 +22,7 @@ from snugtune.hub import hub_errors, is_local
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_READABLE = ".csv, .tsv, .tab, .jsonl, .ndjson, .json, .parquet (the text formats also with .gz)"
+_READABLE = ".csv, .tsv, .tab, .jsonl, .ndjson, .json, .parquet, .arrow, .feather (text also with .gz)"
 _LARGE_BYTES = 1 << 26  # smaller files are read in seconds
 
 
@@ -47,8 +48,8 @@ def open_table(
     CSV and TSV cells are text exactly as written: "NA" is a text, an empty cell is the empty text.
 
     Args:
-        source: A .csv, .tsv, .jsonl, .ndjson, .json or .parquet file, a folder saved by `datasets`, or the
-            hub id of a data set. What exists on this machine wins.
+        source: A .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .arrow or .feather file, a folder saved by
+            `datasets`, or the hub id of a data set. What exists on this machine wins.
         split: Which part, where there are several; None takes "train".
         revision: Branch, tag or commit of a hub id.
         how: What a person wants of the reader of text files.
@@ -76,14 +77,15 @@ def open_table(
     return reading
 
 
-def cells_as_written(source: str | Path) -> Iterator[dict[str, Any]] | None:
+def cells_as_written(source: str | Path, how: How | None = None) -> Iterator[dict[str, Any]] | None:
     """The rows of a source in its order, where `read_table` changes cells; None where it does not.
 
     Args:
         source: What `read_table` has read.
+        how: What a person wanted there.
     """
     path = Path(source).expanduser()
-    return json_objects(path) if path.is_file() and _format(path) == "json" else None
+    return json_objects(path, how or How()) if path.is_file() and _format(path) == "json" else None
 
 
 def _read_file(path: Path, how: How) -> Reading:
@@ -100,15 +102,19 @@ def _read_file(path: Path, how: How) -> Reading:
         raise no_rows(path)
     if kind == "parquet":
         table = Dataset.from_parquet(glob.escape(str(path.absolute())))
+        check_content(table)
         return Reading(source=str(path), table=table)
+    if kind == "arrow":
+        return Reading(source=str(path), table=read_arrow(path))
+    refuse_foreign(path)
     return read_json(path, how) if kind == "json" else read_delimited(path, how)
 
 
 def _format(path: Path) -> str | None:
-    """How a file is read, by its name: "parquet", "json" or "cells"; None if it is unknown."""
+    """How a file is read, by its name: "parquet", "arrow", "json" or "cells"; None if it is unknown."""
     name = path.name.lower()
-    if name.endswith(".parquet"):
-        return "parquet"
+    if name.endswith((".parquet", ".arrow", ".feather")):
+        return "parquet" if name.endswith("t") else "arrow"
     name = name.removesuffix(".gz")
     if name.endswith((".jsonl", ".ndjson", ".json")):
         return "json"
@@ -162,9 +168,11 @@ def _bar(path: Path, how: How, *, show: bool) -> Iterator[How]:
         yield how
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import TransferSpeedColumn as Rate
 
-    columns = (TextColumn("checking {task.description}"), BarColumn(), DownloadColumn())
+    name = TextColumn("checking {task.description}")
+    columns = (name, BarColumn(), DownloadColumn(), Rate(), TimeRemainingColumn())
     # Rich's refreshing thread is not used, and neither are its traps for other output.
     bar = Progress(
         *columns,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,7 @@ BadRows = Literal["stop", "skip"]
 SHOWN = 10  # refused lines that are told one by one
 _KEPT = 10_000  # refused lines that are remembered
 _ROWS_AT_A_TIME = 10_000
-_COPIES = 1  # counted up when copies are written in another way
+_COPIES = 2  # counted up when copies are written in another way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class How:
     encoding: str | None = None
     header: bool | None = None
     names: tuple[str, ...] = ()
-    on_bytes: Callable[[int, int], object] | None = None
+    on_bytes: Callable[[int, int], object] = lambda done, size: None
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def usual_delimiter(source: str | Path) -> str:
 
 
 class Refusals:
-    """Collects rows that cannot be read, and stops at once where a person wants that.
+    """Rows that cannot be read. `good` counts the others; `spoilt` says why the rest is worth nothing.
 
     Args:
         path: The file.
@@ -113,7 +114,8 @@ class Refusals:
     def __init__(self, path: Path, do: str) -> None:
         self._path, self._do = path, do
         self.rows: list[Refused] = []
-        self.count = 0
+        self.count = self.good = 0
+        self.spoilt: str | None = None
 
     def add(self, line: int, why: str) -> None:
         """A row that begins on this line cannot be read."""
@@ -121,27 +123,25 @@ class Refusals:
         if len(self.rows) < _KEPT:
             self.rows.append(Refused(line, why))
 
-    def check(self, bad_rows: BadRows, *, good: int, spoilt: str | None = None) -> None:
+    def check(self, bad_rows: BadRows) -> None:
         """Stop unless these rows may be left out.
 
         Args:
             bad_rows: What a person wants.
-            good: Rows that could be read.
-            spoilt: Why the rest of the file cannot be trusted either.
 
         Raises:
             DataError: Stopping is wanted, or so much is broken that the whole is doubtful.
         """
-        if not self.count or (bad_rows == "skip" and spoilt is None and self.count <= good):
+        if not self.count or (bad_rows == "skip" and self.spoilt is None and self.count <= self.good):
             return
         first, *others = self.rows[:SHOWN]
         more = "".join(f"; {row}" for row in others)
         more += f"; and {self.count - SHOWN} more" if self.count > SHOWN else ""
         do = self._do
-        if spoilt is not None:
-            do = f"{do}; it cannot be left out, because {spoilt}"
+        if self.spoilt is not None:
+            do = f"{do}; it cannot be left out, because {self.spoilt}"
         elif bad_rows == "skip":
-            why = f"{show_count(self.count, 'row')} cannot be read and {show_count(good, 'row')} can"
+            why = f"{show_count(self.count, 'row')} cannot be read and {show_count(self.good, 'row')} can"
             do = f"{do}; they are not left out, because {why}: the whole file is doubtful"
         else:
             do = f"{do}, or leave such rows out with data.bad_rows=skip"
@@ -165,30 +165,48 @@ def pick_lines(lines: Iterator[int], rows: Sequence[int]) -> list[int]:
     return found
 
 
-def copied(path: Path, what: tuple[object, ...], schema: pa.Schema, rows: Iterator[list[Any]]) -> Dataset:
+def copied(
+    path: Path,
+    what: tuple[object, ...],
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    again: bool = False,
+) -> Dataset:
     """Rows as a table on disk, kept in the cache of `datasets` for the next time.
 
     Args:
         path: The file they come from.
         what: All else that they depend on.
         schema: Their columns.
-        rows: The cells of each.
+        batches: The rows; not asked for where they are kept already.
+        again: Whether they are written anew in any case.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
     from datasets import Dataset, config
 
     state = path.stat()
     key = json.dumps([str(path.absolute()), state.st_size, state.st_mtime_ns, _COPIES, what], default=str)
     folder = Path(config.HF_DATASETS_CACHE) / "snugtune"
     folder.mkdir(parents=True, exist_ok=True)
-    kept = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.parquet"
-    if not kept.is_file():
-        aside = kept.with_suffix(".part")
-        with pq.ParquetWriter(aside, schema) as writer:
-            while part := list(islice(rows, _ROWS_AT_A_TIME)):
-                columns = zip(*part, strict=True)
-                arrays = [pa.array(cells, kind) for cells, kind in zip(columns, schema.types, strict=True)]
-                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-        aside.replace(kept)
-    return Dataset.from_parquet(str(kept))
+    kept = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
+    if again or not kept.is_file():
+        aside = kept.with_suffix(f".{os.getpid()}.part")
+        try:
+            with pa.OSFile(str(aside), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            aside.replace(kept)
+        finally:
+            aside.unlink(missing_ok=True)
+    return Dataset.from_file(str(kept))
+
+
+def in_batches(schema: pa.Schema, rows: Iterator[list[Any]]) -> Iterator[pa.RecordBatch]:
+    """Rows of cells as batches of a bounded number of rows."""
+    import pyarrow as pa
+
+    while part := list(islice(rows, _ROWS_AT_A_TIME)):
+        columns = zip(*part, strict=True)
+        arrays = [pa.array(cells, kind) for cells, kind in zip(columns, schema.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from snugtune.data.checks import rows_of_copies
 from snugtune.errors import DataError
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ def split_rows(
     import numpy as np
 
     random = np.random.default_rng(seed)
-    firsts, texts = np.arange(rows), np.arange(rows)
-    if digests is not None:
-        _, firsts, texts = np.unique(digests, return_index=True, return_inverse=True)
-    dealt = np.sort(firsts)
+    copies = np.zeros(0, dtype=np.int64) if digests is None else rows_of_copies(digests)
+    texts = np.zeros(0, dtype=np.uint64) if digests is None else digests[copies]
+    first = copies[np.sort(np.unique(texts, return_index=True)[1])]
+    dealt = np.setdiff1d(np.arange(rows), np.setdiff1d(copies, first)) if len(copies) else np.arange(rows)
     if kind == "single-label" and encoded_labels is not None:
         groups = [dealt[encoded_labels[dealt] == label] for label in np.unique(encoded_labels[dealt])]
     else:
@@ -54,11 +55,15 @@ def split_rows(
     if takes.sum() == 0:
         raise _too_few(rows, len(groups))
     chosen = [random.permutation(group)[:take] for group, take in zip(groups, takes, strict=True)]
-    aside = np.isin(texts, texts[np.concatenate(chosen)])
+    aside = np.zeros(rows, dtype=bool)
+    aside[np.concatenate(chosen)] = True
+    aside[copies] = np.isin(texts, texts[aside[copies]])
     if kind == "single-label" and encoded_labels is not None:
         # A class whose rows all repeat texts with another label must not vanish from what is learnt.
-        lost = np.setdiff1d(encoded_labels, encoded_labels[~aside])
-        aside &= ~np.isin(texts, texts[np.isin(encoded_labels, lost)])
+        lost = np.setdiff1d(np.unique(encoded_labels), np.unique(encoded_labels[~aside]))
+        kept = np.isin(texts, texts[np.isin(encoded_labels[copies], lost)])
+        aside[copies] &= ~kept
+        aside &= ~np.isin(encoded_labels, lost)
     if not aside.any():
         raise _too_few(rows, len(groups))
     return np.flatnonzero(~aside), np.flatnonzero(aside)

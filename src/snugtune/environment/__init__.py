@@ -7,6 +7,6 @@ judges it, as a pure function; `situation` and `surroundings` answer what the ru
 from __future__ import annotations
 
 from snugtune.environment.install import InstallLine, install_line, shell_line
-from snugtune.environment.snapshot import installed, snapshot, write_snapshot
+from snugtune.environment.noted import installed, snapshot
 
-__all__ = ["InstallLine", "install_line", "installed", "shell_line", "snapshot", "write_snapshot"]
+__all__ = ["InstallLine", "install_line", "installed", "shell_line", "snapshot"]

@@ -11,8 +11,8 @@ from typing import Any
 from snugtune import facts
 from snugtune.environment.builds import branch_of, ceiling, show
 from snugtune.environment.findings import Verdict
+from snugtune.environment.noted import without_person
 from snugtune.environment.reading import surroundings_in_words
-from snugtune.environment.snapshot import without_person
 from snugtune.environment.stated import Card, Stated
 from snugtune.errors import HardwareError, UsageError
 from snugtune.units import show_size

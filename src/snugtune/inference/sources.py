@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from snugtune.data.asked import AskedTable, asked_how
+from snugtune.data.checked_table import CheckedTable, sort_out
 from snugtune.data.columns import Columns, no_column
 from snugtune.data.label_cells import holds_lists
-from snugtune.data.readers import read_table
+from snugtune.data.readers import open_table
+from snugtune.data.reading import How
 from snugtune.errors import DataError, UsageError
 from snugtune.inference.runs import FinishedRun
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +28,15 @@ class Source:
         table: A `datasets.Dataset`.
         columns: Which of its columns are used; no labels where none are needed.
         data: What was read; None for texts that were given by themselves.
+        how: What a person wanted of the reader.
+        notes: What was repaired and left out, in sentences.
     """
 
     table: Any
     columns: Columns
     data: str | Path | None = None
+    how: How = field(default_factory=How)
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -38,32 +48,34 @@ def open_source(
     run: FinishedRun,
     data: str | Path,
     *,
-    split: str | None = None,
-    text: str | None = None,
-    text_pair: str | None = None,
     labels: Sequence[str] | None = None,
+    **asked: Unpack[AskedTable],
 ) -> Source:
     """Read a table, and find the columns of a run in it.
 
     Args:
         run: The run.
         data: File, folder saved by `datasets`, or hub id of a data set.
-        split: Which part, where there are several.
-        text: Column of the text; None takes that of the training data.
-        text_pair: The same for the second text.
-        labels: The same for the label columns; empty where no labels are needed.
+        labels: The label columns; None takes those of the training data, empty is none.
+        asked: Where it is in the table, and how it is read. Where there are labels, rows without text or
+            label are bad too.
 
     Raises:
         DataError, HubError: It cannot be read, or a column does not hold texts.
         UsageError: A column is not there, or the run does not have that many.
     """
-    table = read_table(data, split=split)
+    learnt, answers = run.columns, run.columns.labels if labels is None else labels
+    text, text_pair = asked.get("text_column"), asked.get("text_pair_column")
+    how = asked_how(asked, [text or learnt.text, text_pair or learnt.text_pair, *answers])
+    checked = CheckedTable(reading=open_table(data, split=asked.get("split"), how=how))
     columns = _columns_of(
-        run, table.column_names, text=text, text_pair=text_pair, labels=labels, where=str(data)
+        run, checked.table.column_names, text=text, text_pair=text_pair, labels=labels, where=str(data)
     )
-    _check_readable(table, columns, where=str(data))
-    _check_several(run, table, columns, where=str(data))
-    return Source(table=table, columns=columns, data=data)
+    _check_readable(checked.table, columns, where=str(data))
+    _check_several(run, checked.table, columns, where=str(data))
+    if columns.labels:
+        sort_out(checked, columns, separator=run.config.data.label_separator, bad_rows=how.bad_rows)
+    return Source(table=checked.table, columns=columns, data=data, how=how, notes=tuple(checked.notes()))
 
 
 def source_of_texts(run: FinishedRun, texts: Sequence[str], pairs: Sequence[str] | None) -> Source:

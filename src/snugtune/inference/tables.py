@@ -125,7 +125,7 @@ def predict_source(
 def _open_sink(
     output: str | Path | None, source: Source, as_json: bool, done: Predictions
 ) -> Iterator[Write]:
-    rows = None if source.data is None else cells_as_written(source.data)
+    rows = None if source.data is None else cells_as_written(source.data, source.how)
     if output is None:
         kept = done.answers if done.answers is not None else []
         yield lambda part, answers: kept.extend(answers.to_pylist())

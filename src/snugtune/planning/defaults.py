@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 from dataclasses import dataclass
 
+from snugtune import facts
 from snugtune.config import RunConfig
 from snugtune.errors import HardwareError, UsageError
 
@@ -18,27 +20,49 @@ class Decision:
     because: str
 
 
-def decide(config: RunConfig, *, device_name: str, capability: tuple[int, int] | None) -> list[Decision]:
+def decide(
+    config: RunConfig,
+    *,
+    device_name: str,
+    capability: tuple[int, int] | None,
+    family: str | None = None,
+    no_card_because: str | None = None,
+) -> list[Decision]:
     """The precision and the optimizer of a run, with the reasons.
 
     Args:
         config: The run's configuration.
         device_name: Name of the device.
         capability: Compute capability of the card; None without one.
+        family: What transformers calls the kind of model, such as t5; None where unknown.
+        no_card_because: Why no card is in use; None where one is, or where that is unknown.
 
     Raises:
         HardwareError: bf16 on a card that only emulates it.
     """
     optimizer = config.training.optimizer
     return [
-        choose_precision(config.training.precision, device_name=device_name, capability=capability),
+        choose_precision(
+            config.training.precision,
+            device_name=device_name,
+            capability=capability,
+            family=family,
+            no_card_because=no_card_because,
+        ),
         Decision("optimizer", "adamw-fused", "the variant of AdamW with the smallest peak memory")
         if optimizer == "adamw"
         else Decision("optimizer", optimizer, "asked for"),
     ]
 
 
-def choose_precision(requested: str, *, device_name: str, capability: tuple[int, int] | None) -> Decision:
+def choose_precision(
+    requested: str,
+    *,
+    device_name: str,
+    capability: tuple[int, int] | None,
+    family: str | None = None,
+    no_card_because: str | None = None,
+) -> Decision:
     """The precision to compute in, with the reason.
 
     Decided by what the card has, not by `torch.cuda.is_bf16_supported()`, which counts emulation.
@@ -47,6 +71,8 @@ def choose_precision(requested: str, *, device_name: str, capability: tuple[int,
         requested: auto, fp32, fp16 or bf16.
         device_name: Name of the device.
         capability: Compute capability of the card; None without one.
+        family: What transformers calls the kind of model, such as t5; None where unknown.
+        no_card_because: Why no card is in use; None where one is, or where that is unknown.
 
     Raises:
         HardwareError: bf16 on a card that only emulates it.
@@ -58,6 +84,8 @@ def choose_precision(requested: str, *, device_name: str, capability: tuple[int,
             "emulated it is slower than fp32",
             do="use --precision fp16 (less memory) or fp32",
         )
+    if requested == "fp16":
+        return _asked_for_fp16(device_name, capability, family, no_card_because)
     if requested != "auto":
         return Decision("precision", requested, "asked for")
     if capability is None:
@@ -65,13 +93,47 @@ def choose_precision(requested: str, *, device_name: str, capability: tuple[int,
     where = f"{device_name} (compute capability {capability[0]}.{capability[1]})"
     if capability >= (8, 0):
         return Decision("precision", "bf16", f"{where} has bf16 units")
-    if capability >= (7, 0) and "GTX 16" not in device_name:
-        return Decision("precision", "fp16", f"{where} has fp16 tensor cores; the loss is scaled")
-    return Decision(
-        "precision",
-        "fp32",
-        f"{where} has no tensor cores: fp16 would save memory but hardly time",
-    )
+    if not _has_tensor_cores(device_name, capability):
+        why = f"{where} has no tensor cores: fp16 would save memory but hardly time"
+        return Decision("precision", "fp32", why)
+    if known := overflows_in_fp16(family):
+        return Decision("precision", "fp32", f"{where} has fp16 tensor cores, but {known}")
+    return Decision("precision", "fp16", f"{where} has fp16 tensor cores; the loss is scaled")
+
+
+def _asked_for_fp16(
+    device_name: str, capability: tuple[int, int] | None, family: str | None, no_card_because: str | None
+) -> Decision:
+    """fp16 as it was asked for, with what is to be expected of it; fp32 without a card."""
+    if capability is None:
+        cause = f" ({no_card_because})" if no_card_because else ""
+        why = f"fp16 was asked for, but no CUDA card is in use{cause}; a CPU only emulates it"
+        return Decision("precision", "fp32", f"{why}. What is learnt in an update stays the same")
+    notes = ["asked for"]
+    if not _has_tensor_cores(device_name, capability):
+        card = f"{device_name} (compute capability {capability[0]}.{capability[1]})"
+        notes.append(f"{card} has no tensor cores, so it saves memory but hardly time")
+    if known := overflows_in_fp16(family):
+        notes.append(f"but {known}: expect skipped updates, and take fp32 then")
+    return Decision("precision", "fp16", "; ".join(notes))
+
+
+def overflows_in_fp16(family: str | None) -> str | None:
+    """What is known against a kind of model in fp16; None if nothing is.
+
+    Args:
+        family: What transformers calls it, such as t5; None where unknown.
+    """
+    for entry in facts.read("precision")["overflows_in_fp16"]:
+        if family in entry["families"]:
+            return f"models of the kind {family} {entry['because']}"
+    return None
+
+
+def _has_tensor_cores(device_name: str, capability: tuple[int, int]) -> bool:
+    lacking = facts.read("precision")["without_tensor_cores"]
+    known = f"{capability[0]}.{capability[1]}" == lacking["capability"]
+    return capability >= (7, 0) and not (known and re.search(lacking["names"], device_name))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,6 +130,7 @@ class Prepared:
         validation: Encoded data that only measures.
         facts: What was found and decided, for the record: columns, labels, rows, cut texts.
         notes: The same as sentences for people.
+        places: Numbers of rows of `train` -> what people call each: its file and line, or its number.
     """
 
     task: Task
@@ -137,6 +138,7 @@ class Prepared:
     validation: Examples
     facts: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    places: Callable[[Sequence[int]], list[str]] = field(default=lambda rows: [f"row {row}" for row in rows])
 
 
 # Metrics for which smaller is better, unless a task says otherwise; all others are better when larger.

@@ -18,7 +18,7 @@ from snugtune.config import EVERYDAY, RunConfig
 from snugtune.data.batching import Batch, Examples, Row
 from snugtune.errors import DataError, ModelError, UsageError
 from snugtune.tasks import Metrics, Prepared, Task, mean_loss, stack_rows
-from snugtune.tasks.own_data import SHAPES, Columns, DataSet, open_rows, set_aside
+from snugtune.tasks.own_data import SHAPES, Columns, DataSet, open_rows, places, set_aside
 
 # What a task of one's own does by itself: arguments of `train`, and settings.
 _USELESS_ARGUMENTS = ("model", "text_column", "text_pair_column", "label_column", "max_length")
@@ -121,6 +121,7 @@ def prepare(
             "rows": {"train": len(train), "validation": len(measured)},
         },
         notes=[*notes, f"the best model is the one with the {best} {task.metric}"],
+        places=partial(places, train.rows),
     )
 
 
@@ -222,7 +223,7 @@ def _checked_loss(
             "(a mean of each pass would weight the samples of small passes more)",
             do='such as: return F.cross_entropy(answers, labels, reduction="sum"), len(labels)',
         )
-    if torch.is_grad_enabled() and not total.requires_grad:
+    if torch.is_grad_enabled() and not total.requires_grad and bool(count):
         raise ModelError(
             "the loss of the task has no gradient",
             why="it does not depend on a parameter that learns, or was detached on the way",

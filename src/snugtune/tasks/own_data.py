@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -177,8 +177,19 @@ class _Part:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, numbers: list[int]) -> Sequence[Row]:
         return self.rows.__getitems__(self.numbers[numbers].tolist())
+
+
+def places(rows: Rows, numbers: Sequence[int]) -> list[str]:
+    """What people call some rows to learn from: their numbers in what they gave, from 0.
+
+    Args:
+        rows: The rows to learn from.
+        numbers: Numbers among them.
+    """
+    given = rows.numbers if isinstance(rows, _Part) else np.arange(len(rows))
+    return [f"row {int(given[number])} of data" for number in numbers]
 
 
 def _column(column: Any, what: str) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -163,6 +164,8 @@ def _model_errors(settings: ModelSettings) -> Iterator[None]:
         raise
     except Exception as error:  # broken files raise whatever their reader trips over
         text = " ".join(str(error).split())
+        if "Weights only load failed" in text:
+            raise _objects_in(settings.name, text) from error
         do = "give a folder that has config.json, model.safetensors and the tokenizer's files, or a hub id"
         if "trust_remote_code" in text:
             do = "if you trust its authors: --set model.trust_remote_code=true"
@@ -173,6 +176,19 @@ def _model_errors(settings: ModelSettings) -> Iterator[None]:
         elif "safetensors" in text and not settings.allow_pickle:
             do = "if it has only .bin files: --set model.allow_pickle=true (read with weights_only=True)"
         raise ModelError(f"cannot load the model {settings.name!r}", why=text[:500], do=do) from error
+
+
+def _objects_in(name: str, text: str) -> ModelError:
+    """A .bin file that is more than tensors. torch's own advice is to read it without the check."""
+    found = re.search(r"(?:GLOBAL|global|class) ([\w.]+\.[\w.]+)", text.partition("Unsupported")[2])
+    return ModelError(
+        f"cannot load the model {name!r}",
+        why=f"beside tensors its .bin file holds Python objects{f' ({found[1]})' if found else ''}, and "
+        "reading those may run code",
+        do="ask for its model.safetensors; if you trust the file, write one in a program of your own: "
+        "torch.load with weights_only=True inside torch.serialization.safe_globals([...]), which names the "
+        "objects, then safetensors.torch.save_file of the tensors",
+    )
 
 
 @contextmanager

@@ -14,12 +14,14 @@ from torch import nn
 
 from snugtune.config import RunConfig
 from snugtune.data.batching import Batch, Examples
+from snugtune.data.checked_table import CheckedTable
 from snugtune.data.checking import check_data
 from snugtune.data.columns import Columns
 from snugtune.data.labels import Labels
 from snugtune.data.splits import split_rows
 from snugtune.errors import UsageError
 from snugtune.tasks import Prepared, Task
+from snugtune.tasks.caching import without_cache
 from snugtune.tasks.pretrained import load_config, load_model, load_tokenizer, save_model, token_limit
 from snugtune.tasks.scores import measure, metric_names
 from snugtune.tasks.tokens import Padding, TokenRows, check_limit, check_vocabulary, tokenise
@@ -41,8 +43,18 @@ def prepare(config: RunConfig) -> Prepared:
     data = check_data(config.data)
     columns, labels, answers = data.columns, data.labels, data.answers
     tables = {where: checked.table for where, checked in data.tables.items()}
+    learnt = np.arange(len(tables["train"]))
     if "validation" not in tables:
-        tables, answers = _set_aside(config, tables["train"], answers["train"], labels, data.digests["train"])
+        learnt, aside = split_rows(
+            answers["train"],
+            rows=len(learnt),
+            fraction=config.data.validation_fraction,
+            seed=config.training.seed,
+            kind=labels.kind,
+            digests=data.digests["train"],
+        )
+        tables = {"train": tables["train"].select(learnt), "validation": tables["train"].select(aside)}
+        answers = {"train": answers["train"][learnt], "validation": answers["train"][aside]}
     tokenizer = load_tokenizer(config.model)
     model_config = load_config(config.model)
     limit = min(config.data.max_length, token_limit(tokenizer, model_config))
@@ -63,6 +75,7 @@ def prepare(config: RunConfig) -> Prepared:
         validation=examples["validation"],
         facts={
             "columns": {"text": columns.text, "text_pair": columns.text_pair, "labels": list(columns.labels)},
+            "model_type": model_config.model_type,
             "label_kind": labels.kind,
             "label_names": list(labels.names),
             "rows": {where: len(table) for where, table in tables.items()},
@@ -72,6 +85,7 @@ def prepare(config: RunConfig) -> Prepared:
             "findings": [asdict(finding) for finding in data.findings],
         },
         notes=[*data.notes(), *_notes(config, columns, labels, tables, limit, cut["train"])],
+        places=lambda rows: _places(data.tables["train"], learnt[list(rows)].tolist()),
     )
 
 
@@ -118,21 +132,14 @@ def build_task(
     )
 
 
-def _set_aside(
-    config: RunConfig, table: Any, answers: np.ndarray, labels: Labels, digests: np.ndarray
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    train, validation = split_rows(
-        answers,
-        rows=len(table),
-        fraction=config.data.validation_fraction,
-        seed=config.training.seed,
-        kind=labels.kind,
-        digests=digests,
-    )
-    return (
-        {"train": table.select(train), "validation": table.select(validation)},
-        {"train": answers[train], "validation": answers[validation]},
-    )
+def _places(checked: CheckedTable, rows: Sequence[int]) -> list[str]:
+    """What people call rows of a table (from 0): file and line, or file and number where it has no lines."""
+    ascending = sorted(rows)
+    lines = checked.lines_of(ascending)
+    if len(lines) < len(ascending):
+        return [f"{checked.reading.source}, row {row + 1}" for row in rows]
+    line_of = dict(zip(ascending, lines, strict=True))
+    return [f"{checked.reading.source}, line {line_of[row]}" for row in rows]
 
 
 def _build_model(config: RunConfig, labels: Labels, tokenizer: Any, *, new_head: bool = True) -> nn.Module:
@@ -148,18 +155,17 @@ def _build_model(config: RunConfig, labels: Labels, tokenizer: Any, *, new_head:
         label2id={name: number for number, name in enumerate(names)},
         problem_type=_PROBLEM_TYPES[labels.kind],
     )
-    inner = model.config.get_text_config()
     # Decoders answer at the last token that is not padding.
-    inner.pad_token_id = tokenizer.pad_token_id
-    if getattr(inner, "use_cache", False):
-        inner.use_cache = False  # keys and values of all layers, kept for a next token that never comes
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     return cast("nn.Module", model)
 
 
 def _logits(model: nn.Module, batch: Batch) -> torch.Tensor:
     """[rows, classes] in fp32; [rows, 1] for regression."""
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    logits: torch.Tensor = model(**inputs).logits
+    configs: Any = [model.config, cast("Any", model.config).get_text_config()]
+    with without_cache([config for config in configs if getattr(config, "use_cache", None) is True]):
+        logits: torch.Tensor = model(**inputs).logits
     return logits.float()
 
 

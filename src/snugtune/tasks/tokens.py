@@ -31,17 +31,33 @@ class TokenRows:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        return {
-            **{name: column[number] for name, column in self._columns.items()},
-            "labels": self.labels[number],
-        }
+    def __getitem__(self, number: int) -> Row:
+        row: Row = self.__getitems__([number])[0]
+        return row
 
-    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        return [self[number] for number in numbers]
+    def __getitems__(self, numbers: list[int]) -> TokenBatch:
+        columns: dict[str, Any] = {name: column.take(numbers) for name, column in self._columns.items()}
+        return TokenBatch({**columns, "labels": self.labels[numbers]})
 
     def __reduce__(self) -> tuple[type[TokenRows], tuple[Any, np.ndarray]]:
         return TokenRows, (self.table, self.labels)  # another process maps the file itself
+
+
+class TokenBatch(Sequence[Row]):
+    """Some rows, column by column: a dictionary for each row takes longer to make than to use.
+
+    Args:
+        columns: The cells of each column, one for each row.
+    """
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns["labels"])
+
+    def __getitem__(self, number: Any) -> Any:
+        return {name: cells[number] for name, cells in self.columns.items()}
 
 
 class _Lists:
@@ -51,13 +67,18 @@ class _Lists:
         chunks = [chunk for chunk in column.chunks if len(chunk)]
         self._values = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
         self._offsets = [chunk.offsets.to_numpy() for chunk in chunks]
-        self._ends = np.cumsum([len(chunk) for chunk in chunks])
+        self._begins = np.cumsum([0, *(len(chunk) for chunk in chunks)])
 
-    def __getitem__(self, number: int) -> np.ndarray:
-        chunk = int(self._ends.searchsorted(number, side="right")) if len(self._ends) > 1 else 0
-        offsets, row = self._offsets[chunk], number - (int(self._ends[chunk - 1]) if chunk else 0)
-        values: np.ndarray = self._values[chunk][offsets[row] : offsets[row + 1]]
-        return values
+    def take(self, numbers: list[int]) -> list[np.ndarray]:
+        """The lists of some rows."""
+        rows = np.asarray(numbers)
+        chunks = self._begins.searchsorted(rows, side="right") - 1
+        rows = rows - self._begins[chunks]
+        offsets, values = self._offsets, self._values
+        return [
+            values[chunk][offsets[chunk][row] : offsets[chunk][row + 1]]
+            for chunk, row in zip(chunks.tolist(), rows.tolist(), strict=True)
+        ]
 
 
 class Padding:
@@ -77,19 +98,22 @@ class Padding:
         self._left = tokenizer.padding_side == "left"
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        lengths = [len(row["input_ids"]) for row in rows]
-        longest = max(lengths)
-        spans = [slice(longest - n, longest) if self._left else slice(0, n) for n in lengths]
-        arrays = {"attention_mask": np.zeros((len(rows), longest), dtype=np.int64)}
-        for span, mask in zip(spans, arrays["attention_mask"], strict=True):
-            mask[span] = 1
-        for name in rows[0]:
+        """Rows as `TokenRows` gives them, or dictionaries with the same names."""
+        columns = (
+            rows.columns
+            if isinstance(rows, TokenBatch)
+            else {name: [row[name] for row in rows] for name in rows[0]}
+        )
+        lengths = np.fromiter(map(len, columns["input_ids"]), dtype=np.int64, count=len(rows))
+        place = np.arange(lengths.max())[:: -1 if self._left else 1]
+        is_token = place < lengths[:, None]
+        arrays = {"attention_mask": is_token.astype(np.int64)}
+        for name, cells in columns.items():
             if name == "labels":
-                arrays[name] = np.asarray([row[name] for row in rows])
+                arrays[name] = np.asarray(cells)
                 continue
-            arrays[name] = np.full((len(rows), longest), self._fill.get(name, 0), dtype=np.int64)
-            for row, span, line in zip(rows, spans, arrays[name], strict=True):
-                line[span] = row[name]
+            arrays[name] = np.full(is_token.shape, self._fill.get(name, 0), dtype=np.int64)
+            arrays[name][is_token] = np.concatenate(cells)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

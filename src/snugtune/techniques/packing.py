@@ -1,138 +1,26 @@
 """Rows without padding: the layers of an encoder see the tokens of all rows as one long row.
 
 Everything in such a layer but attention treats each token by itself, so there padding is work for nothing.
-Only around attention the tokens take their places in their rows again, in groups of rows of like length. The
-result is that of padded rows, to rounding.
+Only attention has to know where a row ends. The result is that of padded rows, to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from snugtune.data.batching import Batch, cut_passes
+from snugtune.data.batching import Batch
 from snugtune.errors import ModelError
 from snugtune.techniques.checkpointing import checkpointable_layers
+from snugtune.techniques.row_attention import Layout, Take, attend
 
 _NAME = "snugtune_packed"
 # Encoders in which only attention looks at several tokens, and positions are added before the first layer.
 _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra"})
-
-
-@dataclass(frozen=True)
-class Group:
-    """Rows that go through attention together, padded to the longest of them.
-
-    Args:
-        rows: How many they are.
-        longest: Tokens of the longest.
-        start: Where their tokens begin among all tokens.
-        stop: Where they end.
-        places: For each place, padding included, the token that stands there, counted from `start`;
-            [rows * longest]. Padding repeats a token of its row. None where all rows are equally long.
-        tokens: For each token its place, [stop - start]; None as above.
-        mask: Which places are tokens, [rows, 1, 1, longest]; None as above.
-    """
-
-    rows: int
-    longest: int
-    start: int
-    stop: int
-    places: torch.Tensor | None
-    tokens: torch.Tensor | None
-    mask: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the tokens of a batch are.
-
-    Args:
-        shape: Rows and places of the padded batch.
-        positions: The places of all tokens in it, [tokens].
-        groups: The rows, in groups for attention.
-    """
-
-    shape: tuple[int, int]
-    positions: torch.Tensor
-    groups: tuple[Group, ...]
-
-
-def lay_out(mask: torch.Tensor, *, price_tokens: int) -> Layout:
-    """Where the tokens of a batch are.
-
-    Args:
-        mask: Its attention mask on the CPU, [rows, places].
-        price_tokens: What one more group costs, in places that could be computed in its time.
-    """
-    present = mask.numpy().astype(bool)
-    lengths = present.sum(axis=1)
-    rows = np.arange(len(lengths))
-    is_sorted = bool((np.diff(lengths) <= 0).all())
-    parts = cut_passes(rows, lengths, passes=None, price_tokens=price_tokens) if is_sorted else [rows]
-    ends = np.concatenate([[0], np.cumsum(lengths)])
-    groups = [_group(lengths[part], int(ends[part[0]]), int(ends[part[-1] + 1])) for part in parts]
-    positions = torch.from_numpy(np.flatnonzero(present.reshape(-1)))
-    return Layout(shape=(present.shape[0], present.shape[1]), positions=positions, groups=tuple(groups))
-
-
-def _group(lengths: np.ndarray, start: int, stop: int) -> Group:
-    rows, longest = len(lengths), int(lengths.max())
-    if (lengths == longest).all():
-        return Group(rows, longest, start, stop, None, None, None)
-    first = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    place = np.arange(longest)
-    places = first[:, None] + np.minimum(place, lengths[:, None] - 1)
-    is_token = place < lengths[:, None]
-    return Group(
-        rows,
-        longest,
-        start,
-        stop,
-        torch.from_numpy(places.reshape(-1)),
-        torch.from_numpy(np.flatnonzero(is_token)),
-        torch.from_numpy(is_token)[:, None, None, :],
-    )
-
-
-# PyTorch's own gradient of index_select adds atomically, which is slow in half precision on old cards. Here
-# every place is taken at most once, or its gradient is zero, so a copy does.
-
-
-class _Take(torch.autograd.Function):
-    """Some rows of a tensor, each at most once."""
-
-    @staticmethod
-    def forward(ctx: Any, source: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(numbers)
-        ctx.rows = source.shape[0]
-        return source.index_select(0, numbers)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        (numbers,) = ctx.saved_tensors
-        whole = gradient.new_zeros(ctx.rows, *gradient.shape[1:])
-        return whole.index_copy_(0, numbers, gradient), None
-
-
-class _Place(torch.autograd.Function):
-    """Tokens at their places; padding repeats a token, and what becomes of it is never used."""
-
-    @staticmethod
-    def forward(ctx: Any, source: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(tokens)
-        return source.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        (tokens,) = ctx.saved_tensors
-        return gradient.index_select(0, tokens), None, None
 
 
 class Packing:
@@ -159,7 +47,7 @@ class Packing:
         if mask is None or not bool(mask[:, 0].all()):
             self.layout = None
         else:
-            self.layout = _to(lay_out(mask, price_tokens=self.price_tokens), device)
+            self.layout = Layout(mask, device=device, price_tokens=self.price_tokens)
         self.in_forward = self.layout is not None
         _running.append(self)
         try:
@@ -173,7 +61,7 @@ class Packing:
         if not self.in_forward or self.layout is None:
             return None
         hidden, *rest = args
-        take: Any = _Take.apply
+        take: Any = Take.apply
         tokens = take(hidden.reshape(-1, hidden.shape[-1]), self.layout.positions)
         return (tokens.unsqueeze(0), *rest), kwargs
 
@@ -250,10 +138,11 @@ def _register() -> None:
 
     def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> tuple[Any, None]:
         layout = module._packing.layout
-        if layout is None or query.shape[0] != 1 or query.shape[2] != len(layout.positions):
+        if layout is None or query.shape[0] != 1 or query.shape[2] != layout.tokens:
             answer: tuple[Any, None] = sdpa_attention_forward(module, query, key, value, mask, **more)
             return answer
-        return _attend(query, key, value, layout, more.get("dropout", 0.0), more.get("scaling")), None
+        dropout, scaling = more.get("dropout", 0.0), more.get("scaling")
+        return attend(query, key, value, layout, dropout=dropout, scaling=scaling), None
 
     def mask(*args: Any, **more: Any) -> Any:
         # Each group has its own; to find out whether this one is needed, transformers waits for the device.
@@ -261,48 +150,3 @@ def _register() -> None:
 
     AttentionInterface.register(_NAME, attention)
     AttentionMaskInterface.register(_NAME, mask)
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    layout: Layout,
-    dropout: float,
-    scaling: float | None,
-) -> torch.Tensor:
-    """Attention inside each row: three times [1, heads, tokens, size] -> [1, tokens, heads, size]."""
-    query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    heads = query.shape[1:]
-    place: Any = _Place.apply
-    take: Any = _Take.apply
-    parts = []
-    for group in layout.groups:
-
-        def placed(tensor: torch.Tensor, group: Group = group) -> torch.Tensor:
-            tokens = tensor[group.start : group.stop]
-            if group.places is not None:
-                tokens = place(tokens, group.places, group.tokens)
-            return tokens.view(group.rows, group.longest, *heads).transpose(1, 2)
-
-        answers = nn.functional.scaled_dot_product_attention(
-            placed(query), placed(key), placed(value), attn_mask=group.mask, dropout_p=dropout, scale=scaling
-        )
-        answers = answers.transpose(1, 2).reshape(group.rows * group.longest, *heads)
-        parts.append(answers if group.tokens is None else take(answers, group.tokens))
-    return torch.cat(parts).unsqueeze(0)
-
-
-def _to(layout: Layout, device: torch.device) -> Layout:
-    if device.type == "cpu":
-        return layout
-
-    def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else tensor.pin_memory().to(device, non_blocking=True)
-
-    groups = tuple(
-        replace(group, places=moved(group.places), tokens=moved(group.tokens), mask=moved(group.mask))
-        for group in layout.groups
-    )
-    positions = layout.positions.pin_memory().to(device, non_blocking=True)
-    return replace(layout, positions=positions, groups=groups)

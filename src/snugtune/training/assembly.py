@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -19,21 +20,26 @@ from snugtune.planning.defaults import (
     decide,
     decide_packing,
     decide_passes,
+    overflows_in_fp16,
 )
 from snugtune.processes import Processes
 from snugtune.step import Choices, Hyperparameters, Step
-from snugtune.tasks import Prepared, Task
-from snugtune.training.device import Device
+from snugtune.tasks import Prepared
+from snugtune.techniques.checkpointing import Checkpointing, checkpointable_layers
+from snugtune.training.device import Device, why_no_card
+from snugtune.training.self_test import checked_precision
+
+_log = logging.getLogger(__name__)
 
 
 def build_step(
-    config: RunConfig, task: Task, *, device: Device, processes: Processes
+    config: RunConfig, prepared: Prepared, *, device: Device, processes: Processes
 ) -> tuple[Step, list[Decision]]:
     """The step of a run, and what was decided, with reasons.
 
     Args:
         config: The run's configuration.
-        task: What is learnt.
+        prepared: The task with its data.
         device: Where.
         processes: The processes that share each update.
 
@@ -42,7 +48,8 @@ def build_step(
         HardwareError, UsageError: The card or the model cannot do what was asked.
     """
     settings = config.training
-    decisions = decide(config, device_name=device.name, capability=device.capability)
+    family = prepared.facts.get("model_type")
+    decisions = _decide(config, family, device, processes)
     values: dict[str, Any] = {decision.name: decision.value for decision in decisions}
     choices = Choices(
         precision=values["precision"],
@@ -56,8 +63,42 @@ def build_step(
         clip_grad_norm=settings.clip_grad_norm,
         seed=settings.seed,
     )
-    step = Step(task, choices, hyperparameters, device=device.torch, processes=processes)
-    return step, decisions + _decide_passes(config, step, device)
+    step = Step(prepared.task, choices, hyperparameters, device=device.torch, processes=processes)
+    built = getattr(getattr(step.model, "config", None), "model_type", None)
+    if choices.precision == "fp16" and family is None and (known := overflows_in_fp16(built)):
+        _log.warning("warning   %s: expect skipped updates in fp16, and take --precision fp32 then", known)
+    if step.checkpointing.wanted:
+        decisions.append(decide_checkpointing(step.checkpointing))
+    return step, [*decisions, *_decide_passes(config, step, device)]
+
+
+def _decide(config: RunConfig, family: str | None, device: Device, processes: Processes) -> list[Decision]:
+    """Precision and optimizer; fp16 only on a card that computes it rightly."""
+    asked_in_vain = config.training.precision == "fp16" and not device.is_cuda
+    precision, *others = decide(
+        config,
+        device_name=device.name,
+        capability=device.capability,
+        family=family,
+        no_card_because=why_no_card() if asked_in_vain else None,
+    )
+    return [checked_precision(precision, device, processes), *others]
+
+
+def decide_checkpointing(checkpointing: Checkpointing) -> Decision:
+    """Which layers are computed a second time, and how.
+
+    Args:
+        checkpointing: That of the step's model.
+    """
+    found = len(checkpointable_layers(checkpointing.model))
+    if checkpointing.came_with_it:
+        why = "the model came with gradient checkpointing switched on; kept, non-reentrant"
+    elif not found:
+        why = "no layers were found in this model that could be; it takes the memory of a run without"
+    else:
+        why = f"of {found} layers, computed a second time (non-reentrant): less memory, more time"
+    return Decision("checkpointed layers", checkpointing.count, why)
 
 
 def _decide_passes(config: RunConfig, step: Step, device: Device) -> list[Decision]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from snugtune.errors import ModelError, RunFolderError
 from snugtune.step import Step
 from snugtune.training.folder import WRITING
 from snugtune.training.manifest import MANIFEST, check_files, write_manifest
+from snugtune.training.optimizer_state import join_state, misfit, own_memory, split_state, whole
 from snugtune.training.positions import Position, belongs, checkpoint_path, list_checkpoints, update_of
 
-VERSION = 2
-"""Version 1 had no manifest and no run_id; it is still read."""
+VERSION = 3
+"""1 had no manifest and no run_id, 2 no facts and no place in the data; both are still read."""
 
+_ANYWAY = "; --continue-anyway goes on with its weights where only the optimizer does not fit"
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError)
 
 
@@ -30,7 +33,14 @@ class BadCheckpoint(RunFolderError):
     """A checkpoint that is damaged or of another run: the one before may do."""
 
 
-def save_checkpoint(folder: Path, step: Step, position: Position, *, run_id: str = "") -> Path:
+def save_checkpoint(
+    folder: Path,
+    step: Step,
+    position: Position,
+    *,
+    run_id: str = "",
+    facts: Mapping[str, Any] | None = None,
+) -> Path:
     """Write the state of a step; the checkpoint appears only when it is complete.
 
     Args:
@@ -38,49 +48,65 @@ def save_checkpoint(folder: Path, step: Step, position: Position, *, run_id: str
         step: The step.
         position: How far the run is.
         run_id: The run it belongs to.
+        facts: What else tells later whether the same run continues.
 
     Raises:
         RunFolderError: The disk is full, or the folder cannot be written. Earlier checkpoints stay.
     """
     final = checkpoint_path(folder, position.update)
     aside = folder / WRITING
-    tensors, rest = _split(step.optimizer.state_dict()["state"])
+    tensors, rest = split_state(step.optimizer.state_dict()["state"])
     state = {
         "version": VERSION,
         "run_id": run_id,
         "position": dataclasses.asdict(position),
         "optimizer": {"name": step.choices.optimizer, "state": rest, "tensors": sorted(tensors)},
         "scaler": step.scaler.state_dict(),
+        "facts": dict(facts or {}),
     }
+    old = None
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         for name, parts in (("model", model_tensors(step.model)), ("optimizer", tensors)):
-            whole = {key: _whole(tensor) for key, tensor in parts.items()}
-            save_file(whole, aside / f"{name}.safetensors", metadata={"format": "pt"})
+            dense = {key: whole(tensor) for key, tensor in parts.items()}
+            save_file(dense, aside / f"{name}.safetensors", metadata={"format": "pt"})
         (aside / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
         write_manifest(aside)
         sync(aside)
-        _make_way(final, run_id)
+        old = _make_way(final, run_id)
         aside.rename(final)
         _sync_folder(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
+        if old is not None and not final.exists():
+            with suppress(OSError):
+                old.rename(final)
         raise RunFolderError(
             f"cannot write the checkpoint {final}",
             why=str(error),
             do="make room or give another --output; earlier checkpoints are whole",
         ) from error
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def load_checkpoint(path: Path, step: Step, *, run_id: str | None = None) -> Position:
+def load_checkpoint(
+    path: Path,
+    step: Step,
+    *,
+    run_id: str | None = None,
+    without_optimizer: Callable[[str], None] | None = None,
+) -> Position:
     """Put a step into the state of a checkpoint, after a look at every byte of it.
 
     Args:
         path: The checkpoint.
         step: The step.
         run_id: The run it must belong to; None takes any.
+        without_optimizer: Called with the reason where the state of the optimizer does not fit and begins
+            anew; None refuses that.
 
     Raises:
         BadCheckpoint: It is damaged, or belongs to another run.
@@ -92,18 +118,23 @@ def load_checkpoint(path: Path, step: Step, *, run_id: str | None = None) -> Pos
         _check_whole(path, state, run_id)
         tensors = load_file(path / "optimizer.safetensors")
         load_file(path / "model.safetensors")
-        whole = step.optimizer.state_dict()
-        whole["state"] = _join(tensors, state["optimizer"]["state"])
+        optimizer = step.optimizer.state_dict()
+        optimizer["state"] = join_state(tensors, state["optimizer"]["state"])
         position = Position(**state["position"])
     except _Mismatch as error:
         raise _cannot_continue(RunFolderError, path, error) from error
     except _DAMAGE as error:
         raise _cannot_continue(BadCheckpoint, path, error) from error
     try:
-        _check_optimizer(state, tensors, step, position)
+        why = misfit(state["optimizer"], tensors, step, applied=position.applied)
+        if why is not None and without_optimizer is None:
+            raise ValueError(why)
         load_weights(path, step)
-        step.optimizer.load_state_dict(whole)
-        _own(step.optimizer)
+        if why is not None and without_optimizer is not None:
+            without_optimizer(why)
+            return position
+        step.optimizer.load_state_dict(optimizer)
+        own_memory(step.optimizer)
         if state["scaler"]:  # empty if the run began in another precision, on another device
             step.scaler.load_state_dict(state["scaler"])
     except (*_DAMAGE, RuntimeError) as error:
@@ -159,7 +190,8 @@ def remove_old(folder: Path, *, run_id: str, keep_last: int, best_update: int | 
         keep.add(checkpoint_path(folder, best_update))
     for path in own:
         if path not in keep:
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):  # a folder that cannot be renamed cannot be emptied either
+                shutil.rmtree(_put_aside(path), ignore_errors=True)
 
 
 def check_savable(step: Step) -> None:
@@ -207,8 +239,8 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 def _check_version(state: dict[str, Any]) -> None:
-    if state["version"] not in (1, VERSION):
-        raise _Mismatch(f"it has version {state['version']}, this snugtune reads versions 1 and {VERSION}")
+    if state["version"] not in range(1, VERSION + 1):
+        raise _Mismatch(f"it has version {state['version']}, this snugtune reads versions 1 to {VERSION}")
 
 
 def _check_whole(path: Path, state: dict[str, Any], run_id: str | None) -> None:
@@ -219,26 +251,6 @@ def _check_whole(path: Path, state: dict[str, Any], run_id: str | None) -> None:
         raise ValueError("it belongs to another run")
 
 
-def _check_optimizer(
-    state: dict[str, Any], tensors: dict[str, torch.Tensor], step: Step, position: Position
-) -> None:
-    """Refuse an optimizer that would begin anew for some parameters, or for all of them."""
-    if state["optimizer"]["name"] != step.choices.optimizer:
-        raise ValueError(
-            f"its optimizer is {state['optimizer']['name']}, the run's is {step.choices.optimizer}"
-        )
-    names = {id(parameter): name for name, parameter in step.model.named_parameters()}
-    order = [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
-    if "tensors" not in state["optimizer"] and position.applied and not tensors:  # version 1
-        raise ValueError("it has no state of the optimizer")
-    for key in state["optimizer"].get("tensors", tensors):
-        number, _, what = key.partition(".")
-        if int(number) >= len(order):
-            raise ValueError("its optimizer has more parameters than this run's")
-        if key not in tensors:
-            raise ValueError(f"the state of its optimizer lacks {what} of {names[id(order[int(number)])]}")
-
-
 def _cannot_continue(kind: type[RunFolderError], path: Path, error: Exception) -> RunFolderError:
     why = str(error) if not isinstance(error, KeyError) else f"{error} is missing in state.json"
     if isinstance(error, FileNotFoundError) and error.filename is not None:
@@ -246,54 +258,31 @@ def _cannot_continue(kind: type[RunFolderError], path: Path, error: Exception) -
     return kind(
         f"cannot continue from the checkpoint {path}",
         why=" ".join(why.split()),
-        do=f"delete {path}, and the same command continues from the one before",
+        do=f"delete {path}, and the same command continues from the one before{_ANYWAY}",
     )
 
 
-def _make_way(final: Path, run_id: str) -> None:
-    """Clear the place of a new checkpoint; what lies there was skipped, as damaged or another run's."""
+def _put_aside(path: Path) -> Path:
+    """Rename what is to be deleted: a process that is killed meanwhile leaves no half checkpoint."""
+    aside = path.with_name(f"{WRITING}-old-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return path.rename(aside)
+
+
+def _make_way(final: Path, run_id: str) -> Path | None:
+    """Clear the place of a new checkpoint; what lies there was skipped, as damaged or another run's.
+
+    Returns:
+        What is to be deleted when the new one is there.
+    """
     if belongs(final, run_id):
-        shutil.rmtree(final)
-    elif final.exists():
+        return _put_aside(final)
+    if final.exists():
         number = 1
         while (kept := final.with_name(f"{final.name}.kept-{number}")).exists():
             number += 1
         final.rename(kept)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with a memory of its own: safetensors takes no views."""
-    owns = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor if owns else tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _own(optimizer: torch.optim.Optimizer) -> None:
-    """Copy what still lies in the file: on a network disk, a file that is gone would take the run along."""
-    for values in optimizer.state.values():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-                values[name] = value.clone()
-
-
-def _split(state: dict[int, dict[str, Any]]) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
-    """Tensors under "parameter.name", everything else as JSON."""
-    tensors: dict[str, torch.Tensor] = {}
-    rest: dict[str, dict[str, Any]] = {}
-    for parameter, values in state.items():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{parameter}.{name}"] = value.detach()
-            else:
-                rest.setdefault(str(parameter), {})[name] = value
-    return tensors, rest
-
-
-def _join(tensors: dict[str, torch.Tensor], rest: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    state: dict[int, dict[str, Any]] = {int(parameter): dict(values) for parameter, values in rest.items()}
-    for name, tensor in tensors.items():
-        parameter, _, key = name.partition(".")
-        state.setdefault(int(parameter), {})[key] = tensor
-    return state
+    return None
 
 
 def _sync_folder(folder: Path) -> None:

@@ -134,6 +134,21 @@ def describe(device: Device, budget_bytes: int | None) -> str:
     return f"{device.name}, {show_size(device.memory_bytes)}{cap}"
 
 
+def why_no_card() -> str:
+    """Why PyTorch sees no card here, as far as that can be found out."""
+    machine = hardware.find_gpus()
+    if torch.version.cuda is None:
+        why = f"this torch, {torch.__version__}, is a build without CUDA"
+        return f"{why}; see snugtune doctor --install-line torch" if machine.gpus else why
+    if machine.problem is not None:
+        return machine.problem
+    if machine.driver is None:
+        return "no NVIDIA driver was found"
+    if not machine.gpus:
+        return f"driver {machine.driver} reports no card"
+    return f"torch {torch.__version__} cannot use {machine.gpus[0].name} with driver {machine.driver}"
+
+
 class MemoryMeter:
     """Memory of the card at its highest since the last look."""
 

@@ -15,10 +15,11 @@ from snugtune.tasks import Metrics
 from snugtune.training.card import write_card
 from snugtune.training.checkpoints import sync
 from snugtune.training.folder import WRITING, RunFolder
+from snugtune.training.positions import Position
 
 
 def finish_model(
-    config: RunConfig, folder: RunFolder, step: Step, update: int | None, facts: dict[str, Any]
+    config: RunConfig, folder: RunFolder, step: Step, position: Position, facts: dict[str, Any]
 ) -> Metrics:
     """Write `model/` and return its scores. The checkpoints stay, so a full disk costs no work.
 
@@ -26,13 +27,13 @@ def finish_model(
         config: The run's configuration.
         folder: The run's folder.
         step: Its model has the weights that are to be written.
-        update: The update they are of; None where no evaluation was the best.
+        position: Where the run is; they are those of its best update, if it has one.
         facts: What is known of the data.
 
     Raises:
         RunFolderError: The folder cannot be written.
     """
-    metrics = _metrics_of(folder, update)
+    metrics = _metrics_of(folder, position, step.task.metric)
     aside = folder.path / f"{WRITING}-model"
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -52,8 +53,12 @@ def finish_model(
     return metrics
 
 
-def _metrics_of(folder: RunFolder, update: int | None) -> Metrics:
-    """The scores that an update's evaluation wrote into the record; the last ones if there is no best."""
+def _metrics_of(folder: RunFolder, position: Position, metric: str) -> Metrics:
+    """The scores that the best evaluation wrote into the record; of the last one if there is no best."""
     evaluations = read_record(folder.record_path).evaluations
-    found = [line for line in evaluations if line["update"] == update] or evaluations[-1:]
-    return dict(found[-1]["metrics"]) if found else {}
+    if position.best_update is None:
+        return dict(evaluations[-1]["metrics"]) if evaluations else {}
+    found = [line["metrics"] for line in evaluations if line["update"] == position.best_update]
+    # A record may have lost lines; one score is in the checkpoint too.
+    known = {} if position.best_value is None else {metric: position.best_value}
+    return dict(found[-1]) if found else known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,9 +13,11 @@ from snugtune.inference.progress import open_bar
 from snugtune.inference.runs import FinishedRun
 from snugtune.inference.tables import Predictions
 from snugtune.planning.defaults import choose_precision
-from snugtune.tasks.pretrained import quiet_transformers
+from snugtune.processes import ALONE
+from snugtune.tasks.pretrained import load_config, quiet_transformers
 from snugtune.training.console import console
-from snugtune.training.device import describe, open_device
+from snugtune.training.device import describe, open_device, why_no_card
+from snugtune.training.self_test import checked_precision
 from snugtune.units import show_count
 
 Say = Callable[[str], None]
@@ -44,9 +46,17 @@ def open_predictor(
     out.quiet = quiet
     card = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with open_device(card, budget_bytes=None) as device, quiet_transformers():
+        asked = run.config.training.precision
         precision = choose_precision(
-            run.config.training.precision, device_name=device.name, capability=device.capability
+            asked,
+            device_name=device.name,
+            capability=device.capability,
+            family=load_config(run.config.model).model_type,
+            no_card_because=why_no_card() if asked == "fp16" and not device.is_cuda else None,
         )
+        precision = checked_precision(precision, device, ALONE)
+        if precision.value != asked != "auto":
+            out.print(f"precision {precision.value}: {precision.because}")
         if rows:
             out.print(f"run       {run.path} on {describe(device, None)}, {precision.value}")
         predictor = Predictor(
@@ -57,6 +67,17 @@ def open_predictor(
         )
         with open_bar(rows, out, show=rows > 0 and not quiet and out.is_terminal) as on_rows:
             yield predictor, on_rows, out.print
+
+
+def say_notes(notes: Sequence[str], say: Say) -> None:
+    """Say what was repaired and left out of the data.
+
+    Args:
+        notes: Sentences.
+        say: Takes a message for people.
+    """
+    for note in notes:
+        say(f"data      {note}")
 
 
 def say_done(done: Predictions, run: FinishedRun, say: Say) -> None:

@@ -19,12 +19,13 @@ from snugtune.training.folder import HOLDER, LOCK, RunFolder, is_ours, open_fold
 
 # Processes that load data hold the lock of a run that was killed until they notice: every five seconds.
 _WAIT_SECONDS = 15.0
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_locked(config: RunConfig, data_digests: dict[str, str] | None = None) -> Iterator[RunFolder]:
+def open_locked(
+    config: RunConfig, data_digests: dict[str, str] | None = None, *, anyway: bool = False
+) -> Iterator[RunFolder]:
     """Look into the output folder, and keep other runs out of it while the block runs.
 
     The lock is one of the operating system, which ends with its process, however that ends. Of the processes
@@ -32,13 +33,13 @@ def open_locked(config: RunConfig, data_digests: dict[str, str] | None = None) -
 
     Args:
         config: The run's configuration.
-        data_digests: See `open_folder`.
+        data_digests, anyway: See `open_folder`.
 
     Raises:
         RunFolderError: Another run uses the folder, or it cannot be used at all.
     """
     with _locked(config.folder):
-        yield open_folder(config, data_digests)
+        yield open_folder(config, data_digests, anyway=anyway)
 
 
 @contextmanager
@@ -55,8 +56,9 @@ def _locked(path: Path) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
         _acquire(lock, path, refused=filelock.Timeout)
     except (NotImplementedError, OSError) as error:
-        # Read-only: what is there can be shown, and who wants to write gets to know soon.
-        if getattr(error, "errno", None) not in _READ_ONLY:
+        # Where nothing can be written, what is there can be shown, and who wants to write gets to know soon.
+        # A lock of another user in a folder of several is something else.
+        if getattr(error, "errno", None) != errno.EROFS and (os.access(path, os.W_OK) or not path.exists()):
             _log.warning("%s cannot be locked (%s): make sure that no other run uses it", path, error)
     if not lock.is_locked:
         yield

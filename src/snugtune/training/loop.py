@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import time
@@ -25,7 +26,7 @@ from snugtune.record import RecordWriter
 from snugtune.tasks import Metrics, Prepared, is_better
 from snugtune.training.assembly import build_step, build_updates, count_parameters, evaluation_rows
 from snugtune.training.checkpoints import check_savable
-from snugtune.training.continuing import load_newest, put_best, tell_changes
+from snugtune.training.continuing import go_on, load_newest, made_with, put_best, tell_changes
 from snugtune.training.device import (
     Device,
     MemoryMeter,
@@ -36,6 +37,7 @@ from snugtune.training.device import (
 )
 from snugtune.training.finish import finish_model
 from snugtune.training.folder import RunFolder, check_same_run, clear_leftovers, write_aside
+from snugtune.training.health import Health
 from snugtune.training.interrupt import Interrupts
 from snugtune.training.journal import Journal, open_journal
 from snugtune.training.pending import Pending, most_pending
@@ -93,9 +95,10 @@ def run_training(
                 run = _Run(config, prepared, device, processes, folder, record, journal)
                 return run.run(mode if speaks else "quiet")
         except BaseException as error:
-            why = f"{type(error).__name__}: {error}"
-            record.write("end", status="failed", seconds=None, metrics={}, why=why)
-            journal.log(f"failed: {why}")
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            record.write("end", status=status, seconds=None, metrics={}, why=why)
+            journal.log(f"{status}: {why}")
             raise
 
 
@@ -115,7 +118,7 @@ class _Run:
         self.config, self.prepared, self.device = config, prepared, device
         self.processes, self.folder = processes, folder
         self.task = prepared.task
-        self.step, self.decisions = build_step(config, self.task, device=device, processes=processes)
+        self.step, self.decisions = build_step(config, prepared, device=device, processes=processes)
         self.updates = build_updates(config, self._decided, prepared, processes=processes)
         self.every_updates = config.evaluation.every_updates or self.updates.per_epoch
         self.reports = Reports(record, journal, self.updates, every_updates=self.every_updates)
@@ -124,7 +127,8 @@ class _Run:
         self.most_pending = most_pending(device, self.step.choices.precision)
         self.meter = MemoryMeter(device)
         keep_last = config.checkpoints.keep_last
-        self.saver = Saver(folder, self.step, self.reports, processes, keep_last=keep_last)
+        facts = made_with(config, folder)
+        self.saver = Saver(folder, self.step, self.reports, processes, keep_last=keep_last, facts=facts)
 
     @property
     def _decided(self) -> dict[str, Any]:
@@ -133,6 +137,8 @@ class _Run:
     def run(self, mode: Mode) -> TrainResult:
         check_savable(self.step)
         self._resume()
+        parts = self.config, self.prepared, self.step, self.updates, self.reports
+        self.health = Health(*parts, first=self.position.update)
         room = self.processes.first_here(self._room)
         self._write_start()
         self.reports.journal.say(f"disk      {room}")
@@ -147,8 +153,11 @@ class _Run:
             Interrupts(quiet=mode == "quiet", launched=not self.processes.alone) as interrupts,
         ):
             self.reports.progress, self.reports.rates = progress, Rates(now=time.monotonic())
-            for passes in () if over else self._loader():
+            batches = iter(() if over else self._loader())
+            passes = next(batches, None)
+            while passes is not None:
                 self._launch(passes)
+                passes = next(batches, None)  # made while the device is at work
                 self._settle(most_pending=self.most_pending)
                 self.position = dataclasses.replace(self.position, seconds=time.monotonic() - began)
                 over = self._measure_and_save()
@@ -163,25 +172,28 @@ class _Run:
     def _resume(self) -> None:
         found = list_checkpoints(self.folder.checkpoints)
         if found:
-            parameters = count_parameters(self.step.model)
-            check_same_run(self.folder, parameters=parameters, updates=self.updates.total)
+            facts = {name: self.prepared.facts.get(name) for name in ("label_kind", "label_names")}
+            check_same_run(self.folder, parameters=count_parameters(self.step.model), **facts)
         self.position = load_newest(self.folder, self.step, self.reports, self.processes)
         if not found:
             return
         self.saver.last = self.position.update
+        self.position = go_on(self.folder, self.updates, self.position, self.config, self.reports)
         now = {"device": self.device.name, "processes": self.processes.count}
         tell_changes(self.folder, self.decisions, now, self.reports)
         self.reports.journal.say(f"continue  after update {self.position.update} of {self.updates.total}")
 
     def _room(self) -> str:
-        done, total = self.position.update, self.updates.total
+        done, total = self.position.update - self.updates.ahead, self.updates.planned
         comes = saves_left(done=done, total=total, every=self.every_updates)
         keep_last = self.config.checkpoints.keep_last
         return check_space(self.folder, self.step, keep_last=keep_last, saves_left=comes)
 
     def _write_start(self) -> None:
         parameters = count_parameters(self.step.model)
-        self.reports.plan(self.decisions, epochs=self.config.training.epochs, parameters=parameters)
+        self.reports.plan(
+            self.decisions, self.config.training, parameters=parameters, processes=self.processes.count
+        )
         if self.processes.rank:
             return
         write_aside(self.folder.path / "config.yaml", show_config(self.config))
@@ -198,7 +210,8 @@ class _Run:
             data=self.prepared.facts,
             data_digests=self.folder.data_digests,
         )
-        environment.write_snapshot(self.folder.path / "environment.json", hardware.find_gpus())
+        around = environment.snapshot(hardware.find_gpus())
+        write_aside(self.folder.path / "environment.json", json.dumps(around, indent=2, ensure_ascii=False))
 
     def _loader(self) -> Any:
         return DataLoader(
@@ -212,8 +225,8 @@ class _Run:
 
     def _launch(self, passes: list[Batch]) -> None:
         number = self.position.update + len(self.pending)
-        applied = self.position.applied + len(self.pending)
-        rate = learning_rate(self.config.training, applied=applied, total=self.updates.total)
+        applied = max(0, self.position.applied + len(self.pending) - self.updates.ahead)
+        rate = learning_rate(self.config.training, applied=applied, total=self.updates.planned)
         launched = self.step.launch(
             passes, number=number, learning_rate=rate, samples=len(self.updates.rows_of(number))
         )
@@ -224,20 +237,24 @@ class _Run:
         while len(self.pending) > most_pending:
             done = self.pending.popleft()
             did = done.launched.result()
+            epoch, rows = self.updates.place_after(self.position.update + 1)
             self.position = dataclasses.replace(
                 self.position,
                 update=self.position.update + 1,
                 applied=self.position.applied + did.applied,
+                epoch=epoch,
+                rows=rows,
             )
             self.reports.update(
                 did, number=self.position.update, learning_rate=done.learning_rate, memory=done.memory
             )
+            self.health.look(did, self.position.update, saved=self.saver.last)
 
     def _measure_and_save(self) -> bool:
         """Evaluate and save when it is time; True when the run is over."""
         update, total = self.position.update + len(self.pending), self.updates.total
         timed = self.saver.is_due(self.config.checkpoints.every_minutes)
-        measured = update % self.every_updates == 0 or update == total
+        measured = (update - self.updates.ahead) % self.every_updates == 0 or update == total
         if not (measured or timed):
             return False
         self._settle(most_pending=0)
@@ -302,19 +319,16 @@ class _Run:
         return self._result("interrupted", {})
 
     def _finish(self) -> TrainResult:
-        if skipped := self.position.update - self.position.applied:
-            self.reports.journal.say(
-                f"{show_count(skipped, 'update')} skipped: gradients that were not finite (log.txt)"
-            )
+        self.health.finish(applied=self.position.applied, updates=self.position.update)
         mine: tuple[Metrics, int | None] = ({}, None)
         if not self.processes.rank:
             self.reports.record.flush()  # the scores are read from it
             best = put_best(self.folder, self.step, self.position, self.reports)
             facts = self.prepared.facts
-            mine = finish_model(self.config, self.folder, self.step, best, facts), best
-        metrics, best = self.processes.gather(mine)[0]
-        self.position = dataclasses.replace(self.position, best_update=best)
-        self.reports.end("finished", self.position, metrics, updates=self.position.update, best_update=best)
+            mine = finish_model(self.config, self.folder, self.step, best, facts), best.best_update
+        metrics, update = self.processes.gather(mine)[0]
+        self.position = dataclasses.replace(self.position, best_update=update)
+        self.reports.end("finished", self.position, metrics, updates=self.position.update, best_update=update)
         return self._result("finished", metrics)
 
     def _result(self, status: str, metrics: Metrics) -> TrainResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,9 @@ class Position:
         best_value: Its metric.
         stale: Evaluations since then without a better one.
         seconds: Seconds spent so far, over all parts of an interrupted run.
+        epoch: Epochs that are over; None in checkpoints of versions 1 and 2.
+        rows: Rows of the next one that are over. Together they are the place in the data, whatever the batch
+            size was.
     """
 
     update: int = 0
@@ -26,6 +30,8 @@ class Position:
     best_value: float | None = None
     stale: int = 0
     seconds: float = 0.0
+    epoch: int | None = None
+    rows: int = 0
 
 
 def checkpoint_path(folder: Path, update: int) -> Path:
@@ -51,6 +57,15 @@ def run_of(path: Path) -> str | None:
         return str(state["run_id"]) if state["version"] > 1 else ""
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What a checkpoint says about the run it is of; empty if nothing (versions 1 and 2)."""
+    try:
+        facts = json.loads((path / "state.json").read_text(encoding="utf-8"))["facts"]
+        return facts if isinstance(facts, dict) else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
 
 
 def belongs(path: Path, run_id: str) -> bool:

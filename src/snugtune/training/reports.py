@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from snugtune.data.batching import Updates
+from snugtune.config import TrainingSettings
+from snugtune.data.batching import Plan, Updates
 from snugtune.planning.defaults import Decision
 from snugtune.record import RecordWriter
 from snugtune.step import Updated
@@ -19,7 +20,38 @@ from snugtune.training.positions import Position
 from snugtune.training.progress import Memory, Progress, Shown
 from snugtune.training.rates import Rates
 from snugtune.training.result import show_numbers
+from snugtune.training.schedule import warmup_updates
 from snugtune.units import show_count
+
+
+def describe_batch(plan: Plan, rows: int, processes: int) -> str:
+    """How the samples of an update come together, in words.
+
+    Args:
+        plan: How rows become updates and passes.
+        rows: Rows of the training data.
+        processes: Processes that share each update.
+    """
+    samples = min(plan.batch_size, rows)
+    share = math.ceil(samples / processes)
+    words = f"{show_count(samples, 'sample')} in each update"
+    if processes > 1:
+        equal = "" if samples % processes == 0 else "at most "
+        words += f" = {processes} processes x {equal}{show_count(share, 'sample')}"
+    passes = 0 if plan.passes is None else min(plan.passes, share)
+    if passes > 1:
+        exact = share % passes == 0
+        words += f"{' =' if processes == 1 else ', each'} {passes} passes x "
+        words += f"{'' if exact else 'at most '}{show_count(math.ceil(share / passes), 'sample')}"
+    elif passes == 1:
+        words += ", in one pass" if processes == 1 else ", each in one pass"
+    else:
+        words += ", in as many passes as their lengths call for"
+    if plan.batch_size > rows:
+        words += f"; batch_size {plan.batch_size:,} is more than the {show_count(rows, 'row')} of an epoch"
+    if passes and plan.passes is not None and plan.passes > share:
+        words += f"; {plan.passes} passes are more than there are samples"
+    return f"{words}; the last update of an epoch may have fewer" if rows % samples else words
 
 
 class Reports:
@@ -41,19 +73,27 @@ class Reports:
         self.rates = Rates(now=time.monotonic())
         self._tokens, self._positions = 0, 0.0
 
-    def plan(self, decisions: Sequence[Decision], *, epochs: int, parameters: int) -> None:
+    def plan(
+        self, decisions: Sequence[Decision], settings: TrainingSettings, *, parameters: int, processes: int
+    ) -> None:
         """Tell what was decided, and what is ahead.
 
         Args:
             decisions: What the settings left open.
-            epochs: Epochs of the run.
+            settings: The settings of the training.
             parameters: Parameters of the model.
+            processes: Processes that share each update.
         """
         for decision in decisions:
             self.journal.say(f"{decision.name:<9} {decision.value}: {decision.because}")
-        updates = f"{show_count(self.updates.total, 'update')} of {self.updates.plan.batch_size} samples"
         self.journal.say(
-            f"plan      {updates} in {show_count(epochs, 'epoch')}, {parameters / 1e6:.1f} million parameters"
+            f"batch     {describe_batch(self.updates.plan, len(self.updates.examples), processes)}"
+        )
+        total, each = show_count(self.updates.planned, "update"), show_count(self.updates.per_epoch, "update")
+        warmup = show_count(warmup_updates(settings, self.updates.planned), "update")
+        self.journal.say(
+            f"plan      {total}, {each} in each of {show_count(settings.epochs, 'epoch')}; the learning rate "
+            f"rises over {warmup}; {parameters / 1e6:.1f} million parameters"
         )
 
     def start(self, **facts: Any) -> None:
@@ -76,22 +116,34 @@ class Reports:
         self.record.write(
             "update",
             update=number,
-            epoch=math.ceil(number / self.updates.per_epoch),
+            epoch=math.ceil((number - self.updates.ahead) / self.updates.per_epoch),
             learning_rate=learning_rate,
             seconds=round(seconds, 6),
             **vars(did),
             **({} if memory is None else dataclasses.asdict(memory)),
         )
-        if not did.applied:
-            why = f"its gradient is not finite (loss {did.loss:g}, loss scale {did.loss_scale})"
-            self.record.write("event", what=f"update {number} was skipped", why=why, do=None)
-            self.journal.log(f"update {number} was skipped: {why}")
         if self.progress is not None:
             self.progress.update(self._shown(did, number, learning_rate, memory))
 
+    def skipped(self, number: int, *, why: str, do: str | None) -> None:
+        """Tell of an update that changed nothing.
+
+        Args:
+            number: Its number, from 1.
+            why: Why.
+            do: What to do about it; None says it to the log alone.
+        """
+        what = f"update {number} was skipped"
+        if do is not None:
+            self.trouble(what, why=why, do=do)
+            return
+        self.record.write("event", what=what, why=why, do=None)
+        self.journal.log(f"{what}: {why}")
+
     def _shown(self, did: Updated, number: int, learning_rate: float, memory: Memory | None) -> Shown:
-        total = self.updates.total
-        evaluations_left = math.ceil(total / self.every_updates) - number // self.every_updates
+        total, planned = self.updates.total, self.updates.planned
+        done = number - self.updates.ahead
+        evaluations_left = math.ceil(planned / self.every_updates) - done // self.every_updates
         return Shown(
             update=number,
             total_updates=total,
@@ -120,7 +172,7 @@ class Reports:
             seconds: How long it took.
             best: Whether it is the best so far.
         """
-        epoch = position.update / self.updates.per_epoch
+        epoch = (position.update - self.updates.ahead) / self.updates.per_epoch
         padding = f", {1 - self._tokens / self._positions:.1%} padding in training" if self._positions else ""
         self.record.write(
             "evaluation",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from snugtune.errors import RunFolderError
 from snugtune.processes import Processes
@@ -23,13 +25,21 @@ class Saver:
         reports: What is told.
         processes: The processes of the run; the first one writes.
         keep_last: Checkpoints kept, besides the best.
+        facts: What else a checkpoint says: what it was made with.
     """
 
     def __init__(
-        self, folder: RunFolder, step: Step, reports: Reports, processes: Processes, *, keep_last: int
+        self,
+        folder: RunFolder,
+        step: Step,
+        reports: Reports,
+        processes: Processes,
+        *,
+        keep_last: int,
+        facts: Mapping[str, Any],
     ) -> None:
         self.folder, self.step, self.reports, self.processes = folder, step, reports, processes
-        self.keep_last = keep_last
+        self.keep_last, self.facts = keep_last, facts
         self.last: int | None = None
         """Update of the newest checkpoint; None before the first."""
         self.failed: RunFolderError | None = None
@@ -56,7 +66,7 @@ class Saver:
             return True
         places, run_id = self.folder.checkpoints, self.folder.run_id
         try:
-            path = checkpoints.save_checkpoint(places, self.step, position, run_id=run_id)
+            path = checkpoints.save_checkpoint(places, self.step, position, run_id=run_id, facts=self.facts)
         except RunFolderError as error:
             self._tell(error)
             return False

@@ -7,6 +7,16 @@ import math
 from snugtune.config import TrainingSettings
 
 
+def warmup_updates(settings: TrainingSettings, total: int) -> int:
+    """Updates in which the learning rate rises.
+
+    Args:
+        settings: Their share.
+        total: Updates of the whole run.
+    """
+    return math.ceil(settings.warmup_fraction * total)
+
+
 def learning_rate(settings: TrainingSettings, *, applied: int, total: int) -> float:
     """Learning rate of the next update.
 
@@ -18,7 +28,7 @@ def learning_rate(settings: TrainingSettings, *, applied: int, total: int) -> fl
         applied: Updates that have changed the parameters so far. One that was skipped does not count.
         total: Updates of the whole run.
     """
-    warmup = math.ceil(settings.warmup_fraction * total)
+    warmup = warmup_updates(settings, total)
     if applied < warmup:
         return settings.learning_rate * (applied + 1) / warmup
     done = (applied - warmup) / max(1, total - warmup)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Sequence
@@ -65,12 +64,6 @@ def snapshot(machine: Machine) -> dict[str, object]:
         "driver_problem": machine.problem,
         "variables": {name: without_person(os.environ[name]) for name in _VARIABLES if name in os.environ},
     }
-
-
-def write_snapshot(path: Path, machine: Machine) -> None:
-    """Write `snapshot` as JSON."""
-    text = json.dumps(snapshot(machine), indent=2, ensure_ascii=False)
-    path.write_text(text, encoding="utf-8")
 
 
 def _ram_bytes() -> int | None:
