@@ -138,6 +138,57 @@ def test_an_error_with_a_card_gets_the_line_of_that_card():
 # Texts together
 
 
+@pytest.mark.parametrize("name", ["no_kernel_image.txt", "not_compiled_with_cuda.txt", "warn_sm61.txt"])
+@pytest.mark.parametrize("cards", [["GTX 1080 Ti"], []])
+def test_what_an_installed_pytorch_says_makes_it_go_first(name, cards):
+    """C001, C006: pip takes another build of the same version for the one that is wanted."""
+    report = doctor(name, cards=cards)
+    line = report.findings[0].do
+    assert line.startswith("pip uninstall -y torch && pip install")
+    assert line.endswith("/cu126")
+    assert not cards or report.install["torch"] == line
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "line"),
+    [
+        ("driver_too_old_11040.txt", "GTX 1080 Ti", "cu118"),
+        ("driver_too_old_12080_cu130.txt", "RTX 3060", "cu126"),
+        ("driver_too_old_12080_cu130.txt", "RTX 5090", "cu128"),
+    ],
+)
+def test_the_line_fits_the_cuda_that_the_message_names(name, card, line):
+    """C004: both ways out, and the line is the one for the driver as it is."""
+    for torch in (None, "2.14.1+cu130"):
+        report = doctor(name, cards=[card], torch=torch)
+        assert report.install["torch"].endswith(f"/{line}")
+        assert line in report.findings[0].why
+
+
+def test_the_folder_of_a_cudnn_that_is_in_front_is_quoted_alone():
+    """C008"""
+    report = doctor("libcudnn_conflict.txt", "env_ld.txt")
+    assert report.findings[0].what.endswith(": /usr/local/cuda/lib64")
+    report = doctor("cudnn_incompat.txt", "env_ld.txt")
+    assert report.findings[0].what.endswith("/usr/local/cuda-12.3/lib64:/usr/local/cuda/extras/CUPTI/lib64")
+
+
+@pytest.mark.parametrize(
+    ("torch", "words"), [("2.9.0+rocm6.4", "AMD"), ("2.9.0+xpu", "Intel"), ("2.9.1+cpu", "CPU")]
+)
+def test_a_pytorch_for_other_cards_is_of_the_wrong_kind(torch, words):
+    report = examine(cards=["RTX 4060"], torch=torch)
+    assert ids(report, "error") == ["torch-on-cpu"]
+    assert words in report.findings[0].what
+    assert report.install["torch"] == 'pip uninstall -y torch && pip install "torch==2.15.*"'
+
+
+def test_a_module_for_embedded_computers_needs_builds_of_its_own():
+    report = examine(cards=["Jetson AGX Orin"])
+    assert ids(report, "error") == ["embedded-board"]
+    assert examine(cards=["Jetson Thor"], python="3.12").install["torch"].endswith("/cu130")
+
+
 def test_a_build_for_the_cpu_matters_only_where_there_is_a_card():
     """C006"""
     for packages in ("pip_list_cpu.txt", "conda_list_cpu.txt"):
@@ -445,10 +496,27 @@ def test_a_known_card_has_the_bytes_that_the_driver_shows():
 
 
 def test_an_unknown_card_is_said_to_be_unknown():
-    report = examine(cards=["GTX 1080 Tii"])
-    (card,) = report.as_dict()["cards"]
-    assert (card["name"], card["compute_capability"], card["known"]) == ("GTX 1080 Tii", None, False)
-    assert ids(report) == ["card-unknown"]
+    (card,) = decide(read_texts(["GPU 0: GTX 1080 Tii (UUID: GPU-1)\n"], Stated())).stated.cards
+    assert (card.name, card.capability, card.known) == ("GTX 1080 Tii", None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("GTX 1085", "NVIDIA GeForce GTX 1080, 8 GB"),
+        ("GTX 1080 Tii", "NVIDIA GeForce GTX 1080 Ti, 11 GB"),
+        ("1080 Ti 12GB", "NVIDIA GeForce GTX 1080 Ti, 11 GB"),
+        ("TITAN X", "NVIDIA TITAN X (Pascal), 12 GB"),
+        ("", None),
+        ("GTX １０８０", None),
+        ("x" * 100_000, None),
+    ],
+)
+def test_a_name_that_no_card_has_is_wrong_usage_and_proposes_names(name, like):
+    with pytest.raises(UsageError) as caught:
+        examine(cards=[name])
+    assert len(str(caught.value)) < 700
+    assert like is None or like in str(caught.value)
 
 
 def test_an_unknown_card_of_known_capability_is_judged(tmp_path):

@@ -49,6 +49,13 @@ class Place:
     architecture: str = "x86_64"
     python: tuple[int, int] | None = None
     driver: str | None = None
+    told_cuda: str | None = None
+    """The driver's newest CUDA, as nvidia-smi or an error message has it; counts where no driver is named."""
+
+    @property
+    def driver_in_words(self) -> str:
+        """'550.54.14', or what is known of it."""
+        return self.driver or f"with CUDA up to {self.told_cuda}"
 
     @property
     def wheels(self) -> str:
@@ -160,6 +167,8 @@ def pypi_cuda(version: str, place: Place) -> str | None:
 def driver_runs(cuda: str, place: Place) -> bool | None:
     """Whether the driver runs programs of this CUDA; None if that is not known."""
     driver, needed = version_of(place.driver), version_of(needed_driver(cuda, place))
+    if driver is None and place.told_cuda is not None:
+        return numbers(place.told_cuda)[0] >= numbers(cuda)[0]
     return None if driver is None or needed is None else driver >= needed
 
 
@@ -178,6 +187,8 @@ def native_driver(cuda: str, place: Place) -> str | None:
 
 def ceiling(place: Place) -> str | None:
     """The newest CUDA that a driver knows, which is what nvidia-smi shows; None if unknown."""
+    if place.told_cuda is not None:
+        return place.told_cuda
     driver = version_of(place.driver)
     known = [
         row["version"]

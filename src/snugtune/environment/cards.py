@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 
 from snugtune import facts
-from snugtune.environment.builds import Capability, numbers
+from snugtune.environment.builds import Capability, numbers, show
 from snugtune.units import GiB
 
+_MAKER = re.compile(r"^(?:nvidia|geforce)+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?gi?b\b")
 
 
@@ -60,7 +62,7 @@ def all_cards() -> tuple[KnownCard, ...]:
             bandwidth_gb_s=row.get("bandwidth_gb_s"),
             fp32_tflops=row.get("fp32_tflops"),
             fp16_ratio=row.get("fp16_ratio"),
-            tensor_cores=row["tensor_cores"],
+            tensor_cores=has_tensor_cores(row["names"][0], numbers(row["capability"])),
             source=row["source"],
             checked=str(row["checked"]),
         )
@@ -68,10 +70,17 @@ def all_cards() -> tuple[KnownCard, ...]:
     )
 
 
+def has_tensor_cores(name: str, capability: Capability) -> bool:
+    """Whether a card of this name and capability has tensor cores: from 7.0 on, but for some chips of 7.5."""
+    lacking = facts.read("precision")["without_tensor_cores"]
+    without = show(capability) == lacking["capability"] and re.search(lacking["names"], name)
+    return capability >= (7, 0) and not without
+
+
 def cards_called(text: str) -> tuple[KnownCard, ...]:
     """The cards that a name or an alias means: none, one, or one for each memory size of that name.
 
-    Case, "NVIDIA", "GeForce" and the size ("6GB", "6 GB") are optional; nothing else is.
+    Case, spaces, "NVIDIA", "GeForce" and the size ("6GB", "6 GB") are optional; nothing else is.
     """
     wanted, size = _split(text)
     found = [card for card in all_cards() if wanted in _bare_names(card)]
@@ -80,6 +89,17 @@ def cards_called(text: str) -> tuple[KnownCard, ...]:
     # A size that is a part of the driver's name says more than one that is not.
     in_name = [card for card in found if (wanted, size) in map(_split, card.names)]
     return tuple(in_name or [card for card in found if card.nominal_gib == size])
+
+
+def names_like(text: str) -> list[str]:
+    """Names that a person may have meant by a name that no card has; the likeliest first."""
+    names = {_split(name)[0]: card.title for card in all_cards() for name in (*card.names, *card.aliases)}
+    wanted = _split(text[:80])[0]
+    close = [
+        *(bare for bare in names if wanted and bare.startswith(wanted)),
+        *get_close_matches(wanted, names, 9, 0.7),
+    ]
+    return list(dict.fromkeys(names[bare] for bare in close))[:5]
 
 
 def card_of(name: str, memory_bytes: int | None) -> KnownCard | None:
@@ -109,13 +129,11 @@ def _bare_names(card: KnownCard) -> frozenset[str]:
 
 
 def _split(text: str) -> tuple[str, float | None]:
-    """'NVIDIA GeForce GTX 1060 6GB' -> ('gtx 1060', 6)."""
+    """'NVIDIA GeForce GTX 1060 6GB' -> ('gtx1060', 6); people put spaces where they like."""
     text = " ".join(text.lower().replace("(r)", "").split())
     size = _SIZE.search(text)
-    words = _SIZE.sub("", text).split()
-    while words and words[0] in ("nvidia", "geforce"):
-        words = words[1:]
-    return " ".join(words), float(size[1]) if size else None
+    bare = _MAKER.sub("", _SIZE.sub("", text).replace(" ", ""))
+    return bare, float(size[1]) if size else None
 
 
 def _without_maker(name: str) -> str:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from snugtune.environment.builds import Place, version_of
+from snugtune.environment.builds import Place, embedded, version_of
+from snugtune.environment.cards import names_like
 from snugtune.environment.findings import decide
 from snugtune.environment.reading import read_machine
 from snugtune.environment.selftest import run_selftest
 from snugtune.environment.showing import Report
-from snugtune.environment.stated import Stated, card_named, python_stated, torch_stated
+from snugtune.environment.stated import Card, Stated, card_named, python_stated, torch_stated
 from snugtune.environment.texts import read_file, read_texts
 from snugtune.errors import UsageError
 
@@ -60,6 +61,20 @@ def examine(**described: Unpack[Described]) -> Report:
     return Report(**vars(decide(stated, mirror=mirror)))
 
 
+def _card(name: str) -> Card:
+    card = card_named(name)
+    if card.known is None and not card.one_of:
+        like = "; ".join(names_like(name))
+        shown = name if len(name) <= 60 else f"{name[:60]}..."
+        raise UsageError(
+            f"--card {shown!r} is no name of a card in the table",
+            why=f"names like it are {like}" if like else "it is neither a name of the driver's nor an alias",
+            do="take a name from `snugtune cards`; or give what this prints on that machine with --input:"
+            " nvidia-smi --query-gpu=name,compute_cap,memory.total --format=csv",
+        )
+    return card
+
+
 def _described(
     *,
     cards: Sequence[str] = (),
@@ -84,10 +99,12 @@ def _described(
         map(read_file, map(Path, inputs)), Stated(place=place, system_given=system is not None)
     )
     if cards:
-        named = (replace(card_named(name), index=number) for number, name in enumerate(cards))
+        named = (replace(_card(name), index=number) for number, name in enumerate(cards))
         stated = replace(stated, cards=tuple(named))
+        if any(card.capability in embedded() for card in stated.cards or ()):
+            stated = replace(stated, place=replace(stated.place, architecture="aarch64"))
     if driver:
-        stated = replace(stated, place=replace(stated.place, driver=driver), ceiling=None)
+        stated = replace(stated, place=replace(stated.place, driver=driver, told_cuda=None))
     if torch:
         stated = replace(stated, torch=torch_stated(torch, stated.place))
     return stated

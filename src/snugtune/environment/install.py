@@ -239,12 +239,13 @@ def why_no_build(cards: Sequence[Gpu], place: Place) -> str:
     right_driver = [build for build in with_code if driver_runs(build.cuda, place) is not False]
     if right_driver and place.python is not None:
         low, high = min(b.python[0] for b in right_driver), max(b.python[1] for b in right_driver)
-        driver = "" if place.driver is None else f" with driver {place.driver}"
+        unnamed = place.driver is None and place.told_cuda is None
+        driver = "" if unnamed else f" with driver {place.driver_in_words}"
         end = f"end at Python {show(high)}" if place.python > high else f"begin at Python {show(low)}"
         return f"the builds for {names}{driver} {end}, and this is {show(place.python)}"
     oldest = min((needed_driver(build.cuda, place) or "0" for build in with_code), key=Version)
     return (
-        f"driver {place.driver} is too old for {names}, every build needs at least {oldest};"
+        f"the driver ({place.driver_in_words}) is too old for {names}, every build needs at least {oldest};"
         f" install {driver_advice(cards[0].compute_capability)}"
     )
 

@@ -86,13 +86,9 @@ def install_lines(stated: Stated, *, broken: bool, mirror: str | None = None) ->
     kept = stated.torch.cuda if stated.torch is not None and not broken else None
     tensorflow = tensorflow_line(machine, place)
     bitsandbytes = bitsandbytes_line(machine, place, kept)
-    command = torch_command(torch, stated, uninstall=broken and _is_there(stated)) if torch else None
+    command = torch_command(torch, stated, uninstall=broken and stated.has_torch) if torch else None
     return {
         "torch": (command, torch.because if torch else None),
         "tensorflow": (str(tensorflow), tensorflow.because) if tensorflow else (None, None),
         "bitsandbytes": (str(bitsandbytes), bitsandbytes.because) if bitsandbytes else (None, None),
     }
-
-
-def _is_there(stated: Stated) -> bool:
-    return stated.torch is not None or stated.torch_problem is not None

@@ -206,7 +206,10 @@ def _torch_found(found: Mapping[str, Any], stated: Stated) -> Torch:
     code = re.findall(r"sm_(\d+)(\d)", flags)
     if not code:
         base = torch_stated(str(found["version"]), stated.place)
-        return replace(base, cpu_only=found["cuda"] is None and found["hip"] is None)
+        if found["cuda"] is not None:
+            return base
+        made_for = "AMD cards (ROCm)" if found["hip"] else base.made_for or "the CPU"
+        return Torch(version=base.version, cuda=None, made_for=made_for)
     number = found["cudnn"]
     return Torch(
         version=str(found["version"]),

@@ -36,7 +36,7 @@ def run_selftest(stated: Stated, *, timeout_seconds: float = _SECONDS) -> dict[s
     """
     torch = stated.torch
     seen = [card for card in stated.cards or () if driver_fault(card.capability, stated.place.driver) is None]
-    if not seen or torch is None or torch.cpu_only:
+    if not seen or torch is None or torch.made_for:
         return {}
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from snugtune.environment import selftest; selftest.main()"

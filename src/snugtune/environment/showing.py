@@ -69,7 +69,7 @@ def as_dict(report: Verdict) -> dict[str, Any]:
         "driver": {
             "version": stated.place.driver,
             "branch": branch_of(stated.place.driver),
-            "cuda": stated.ceiling or ceiling(stated.place),
+            "cuda": ceiling(stated.place),
             "open_module": stated.open_module,
         },
         "torch": torch
@@ -185,7 +185,7 @@ def _facts(stated: Stated) -> Iterator[tuple[str, str]]:
     place, torch = stated.place, stated.torch
     if place.driver:
         module = {True: ", open module", False: ", proprietary module", None: ""}[stated.open_module]
-        shown = stated.ceiling or ceiling(place)
+        shown = ceiling(place)
         yield (
             "driver",
             f"{place.driver}, branch {branch_of(place.driver)}, CUDA up to {shown or 'unknown'}{module}",
@@ -196,7 +196,7 @@ def _facts(stated: Stated) -> Iterator[tuple[str, str]]:
         yield "Python", show(place.python) or ""
     if torch:
         parts = [torch.version]
-        parts += [f"CUDA {torch.cuda}"] if torch.cuda else ["for the CPU"] if torch.cpu_only else []
+        parts += [f"CUDA {torch.cuda}"] if torch.cuda else [f"for {torch.made_for}"] if torch.made_for else []
         parts += [f"code for {', '.join(str(show(each)) for each in torch.code)}"] if torch.code else []
         parts += [f"cuDNN {torch.cudnn}"] if torch.cudnn else []
         parts += [f"NCCL {torch.nccl}"] if torch.nccl else []

@@ -65,7 +65,7 @@ def situation(stated: Stated, *, mirror: str | None = None) -> Situation:
         "live": stated.live,
         "driver": stated.place.driver,
         "python": show(stated.place.python),
-        "ceiling": stated.ceiling or ceiling(stated.place),
+        "ceiling": ceiling(stated.place),
         **{f"{name}_cards": _names([v.card for v in verdicts if v.fault == name]) for name in _FAULTS},
     }
     found |= _about_driver(stated, verdicts)
@@ -96,7 +96,7 @@ def _fault(card: Card, stated: Stated) -> str | None:
 
 def _has_code(torch: Torch, card: Card, place: Place) -> bool | None:
     """Whether a PyTorch has code for a card; None if that is not known."""
-    if card.capability is None or torch.cpu_only:
+    if card.capability is None or torch.made_for:
         return None
     if torch.code is not None:
         driver, native = (
@@ -131,21 +131,19 @@ def _about_driver(stated: Stated, verdicts: Sequence[_Verdict]) -> Situation:
         "architecture": row["name"] if row else None,
     }
     if torch is not None and torch.cuda is not None:
-        told = _ceiling_too_low(stated, torch.cuda)
-        too_old = driver_runs(torch.cuda, place) is False or (driver_runs(torch.cuda, place) is None and told)
+        too_old = driver_runs(torch.cuda, place) is False
         found |= {
             "torch_cuda": torch.cuda,
             "needed_driver": needed_driver(torch.cuda, place),
-            "driver_too_old": too_old and (place.driver or f"with CUDA up to {stated.ceiling}"),
+            "driver_too_old": too_old and place.driver_in_words,
         }
-        found["driver_carries"] = not too_old and (place.driver or stated.ceiling)
     if torch is None and stated.gpus and place.driver:
         now, then = best_torch(stated.gpus, place), best_torch(stated.gpus, _without_driver(place))
         behind = now is not None and then is not None and Version(now.version) < Version(then.version)
         name = "driver_holds_back" if now is not None and numbers(now.cuda) < (12, 0) else "driver_could_more"
         found[name] = behind and now is not None and f"PyTorch {now.line} for CUDA {now.cuda}"
         found["newer_torch"] = then.line if then else None
-    shown = stated.ceiling or ceiling(place)
+    shown = ceiling(place)
     found["runnable"] = _runnable(shown, place)
     dropped = shown is not None and numbers(shown) >= (13, 0)
     if dropped and any(card.capability and card.capability < (7, 5) for card in cards):
@@ -162,10 +160,6 @@ def _runnable(shown: str | None, place: Place) -> str | None:
     return f". With the driver as it is, builds for {', '.join(tags)} run" if tags else None
 
 
-def _ceiling_too_low(stated: Stated, cuda: str) -> bool:
-    return stated.ceiling is not None and numbers(stated.ceiling)[0] < numbers(cuda)[0]
-
-
 def _about_torch(stated: Stated, mirror: str | None) -> Situation:
     torch, place = stated.torch, stated.place
     machine = Machine(tuple(stated.gpus), place.driver, None)
@@ -175,9 +169,7 @@ def _about_torch(stated: Stated, mirror: str | None) -> Situation:
         cards = machine.gpus or (Card(name="a card that was not named").as_gpu(0),)
         line = torch_line(Machine(cards, None, None), _without_driver(place), mirror=mirror)
     found: Situation = {
-        "install_torch": torch_command(
-            line, stated, uninstall=torch is not None or stated.torch_problem is not None
-        ),
+        "install_torch": torch_command(line, stated, uninstall=stated.has_torch),
         "torch_because": line.because,
         "torch_missing": stated.torch_missing,
         "torch_problem": stated.torch_problem,
@@ -199,9 +191,9 @@ def _about_torch(stated: Stated, mirror: str | None) -> Situation:
     found |= {
         "torch": torch.version,
         "torch_code": _code(torch),
-        "torch_on_cpu": torch.cpu_only and torch.version,
-        "cpu_build": torch.cpu_only and bool(machine.gpus) and torch.version,
-        "cpu_build_alone": torch.cpu_only and not machine.gpus and torch.version,
+        "made_for": torch.made_for,
+        "torch_of_other_kind": torch.made_for and bool(machine.gpus) and torch.version,
+        "cpu_build_alone": torch.made_for == "the CPU" and not machine.gpus and torch.version,
         "torch_unpublished": unpublished and torch.version,
         "torch_unlisted": not torch.listed and not unpublished and torch.version,
         "torch_before": version is not None and version < Version(oldest) and torch.version,

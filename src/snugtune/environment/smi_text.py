@@ -58,8 +58,8 @@ def read_table(text: str, stated: Stated) -> Stated | None:
     stated = stated.in_system(system)
     if cards:
         stated = stated.with_cards(cards)
-    place = replace(stated.place, driver=header["driver"])
-    return replace(stated, place=place, ceiling=header["cuda"] or stated.ceiling)
+    told = header["cuda"] or stated.place.told_cuda
+    return replace(stated, place=replace(stated.place, driver=header["driver"], told_cuda=told))
 
 
 def _cards(text: str) -> Iterator[Card]:

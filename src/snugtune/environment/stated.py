@@ -10,6 +10,9 @@ from snugtune.environment.cards import KnownCard, card_of, cards_called, named_s
 from snugtune.errors import UsageError
 from snugtune.hardware import Gpu
 
+# Builds without CUDA, by the begin of their local version.
+_OTHER_BUILDS = {"cpu": "the CPU", "rocm": "AMD cards (ROCm)", "xpu": "Intel cards (XPU)"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
@@ -61,7 +64,8 @@ class Torch:
     version: str
     cuda: str | None
     """CUDA inside; None for a build for the CPU, and where it is unknown."""
-    cpu_only: bool = False
+    made_for: str | None = None
+    """What a build without CUDA is made for, in words; None for CUDA, and where it is unknown."""
     code: tuple[Capability, ...] | None = None
     """Capabilities whose machine code is inside; None if unknown."""
     ptx: tuple[Capability, ...] = ()
@@ -80,11 +84,11 @@ class Stated:
     place: Place = field(default_factory=Place)
     system_given: bool = False
     """Whether a person said which system it is, so that texts do not."""
-    ceiling: str | None = None
-    """The CUDA that nvidia-smi or an error message says the driver can do."""
     open_module: bool | None = None
     torch: Torch | None = None
     torch_missing: bool = False
+    torch_spoke: bool = False
+    """Whether a text is the word of a PyTorch that is installed, whichever."""
     torch_problem: str | None = None
     """What `import torch` said when it failed."""
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -103,6 +107,11 @@ class Stated:
     """What programs said; the rules look for signs in it."""
     live: bool = False
     measured: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def has_torch(self) -> bool:
+        """Whether a PyTorch is there, so that it has to go before another build of the same version comes."""
+        return self.torch is not None or self.torch_problem is not None or self.torch_spoke
 
     def with_text(self, text: str) -> Stated:
         """The same, with one more text."""
@@ -191,13 +200,13 @@ def torch_stated(text: str, place: Place) -> Torch:
     if tag is None:
         cuda = pypi_cuda(text, place)
         if cuda is None:
-            return Torch(
-                version=text, cuda=None, cpu_only=place.wheels != "linux", listed=place.wheels != "linux"
-            )
+            known = place.wheels != "linux"
+            return Torch(version=text, cuda=None, made_for="the CPU" if known else None, listed=known)
     elif tag.startswith("cu") and tag[2:].isdecimal():
         cuda = f"{tag[2:-1]}.{tag[-1]}"
     else:
-        return Torch(version=text, cuda=None, cpu_only=tag == "cpu", listed=tag == "cpu")
+        made_for = next((what for start, what in _OTHER_BUILDS.items() if tag.startswith(start)), None)
+        return Torch(version=text, cuda=None, made_for=made_for, listed=made_for is not None)
     build = find_torch(text, cuda, place)
     if build is None:
         return Torch(version=text, cuda=cuda, listed=False)

@@ -10,8 +10,23 @@ from typing import Any
 from packaging.version import Version
 
 from snugtune import facts
-from snugtune.environment.builds import Place, numbers, show, tensorflow_builds, toolkit_compiles, version_of
-from snugtune.environment.install import best_torch, bitsandbytes_line, bitsandbytes_oldest, tensorflow_line
+from snugtune.environment.builds import (
+    Place,
+    embedded,
+    numbers,
+    show,
+    tensorflow_builds,
+    toolkit_compiles,
+    version_of,
+)
+from snugtune.environment.cards import has_tensor_cores
+from snugtune.environment.install import (
+    best_torch,
+    bitsandbytes_line,
+    bitsandbytes_oldest,
+    tensorflow_line,
+    trainable_builds,
+)
 from snugtune.environment.lines import set_variable, torchvision_for, unset_variable
 from snugtune.environment.stated import Card, Stated, latest
 from snugtune.hardware import Machine
@@ -116,7 +131,7 @@ def _libraries(stated: Stated) -> dict[str, Any]:
         "cudnn_cards": " and ".join(dict.fromkeys(old)),
         "cudnn_last": limit["last"],
         "ld_entries": ":".join(entries),
-        "ld_first": entries[0] if entries else None,
+        "cudnn_folder": ":".join(entries),
         "ld_libraries": ", ".join(stated.libraries),
         "toolkit": toolkit,
         "toolkit_differs": toolkit and not unfit and torch and torch.cuda and toolkit != torch.cuda,
@@ -253,22 +268,27 @@ def _machine(stated: Stated) -> dict[str, Any]:
         "several_sizes": "; ".join(
             ", ".join(each.title for each in card.one_of) for card in cards if card.one_of
         ),
-        "half_nan": " and ".join(card.name for card in cards if _is_gtx_16(card)),
+        "half_nan": " and ".join(card.name for card in cards if _lacks_tensor_cores(card)),
         "python_too_old": python is not None and python < numbers(oldest) and show(python),
         "oldest_python": oldest,
         "embedded": stated.place.architecture == "aarch64"
-        and any(_is_jetson(card, stated.place) for card in cards),
+        and " and ".join(card.name for card in cards if _is_without_build(card, stated.place)),
     }
 
 
-def _is_gtx_16(card: Card) -> bool:
+def _lacks_tensor_cores(card: Card) -> bool:
     """Turing without tensor cores (TU116, TU117): fp16 convolutions that give NaN were reported."""
-    return card.known is not None and card.capability == (7, 5) and not card.known.tensor_cores
+    return (
+        card.capability is not None
+        and card.capability >= (7, 0)
+        and not has_tensor_cores(card.name, card.capability)
+    )
 
 
-def _is_jetson(card: Card, place: Place) -> bool:
-    row = facts.read("builds")["embedded"]
-    return place.architecture == "aarch64" and show(card.capability) in row["capabilities"]
+def _is_without_build(card: Card, place: Place) -> bool:
+    """Whether it is a module for embedded computers that no build of PyTorch's index has code for."""
+    builds = trainable_builds(place)
+    return card.capability in embedded() and not any(build.covers(card.capability, place) for build in builds)
 
 
 def _several(stated: Stated, good: Sequence[Card]) -> dict[str, Any]:

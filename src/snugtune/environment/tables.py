@@ -14,6 +14,7 @@ from snugtune.environment.builds import (
     Capability,
     Place,
     architecture_of,
+    embedded,
     needed_driver,
     numbers,
     show,
@@ -41,9 +42,10 @@ def print_cards(*, as_json: bool) -> None:
 @cache
 def last_builds(capability: Capability) -> dict[str, Any]:
     """The last driver branch and the last builds for a card; None where there is none."""
-    place, row = Place(), architecture_of(capability)
+    module, row = capability in embedded(), architecture_of(capability)
+    place = Place(architecture="aarch64" if module else "x86_64")
     torch = next((build for build in trainable_builds(place) if build.covers(capability, place)), None)
-    every = torch_builds("linux")
+    every = torch_builds("linux", place.architecture)
     pypi = next((build for build in every if build.pypi and build.covers(capability, place)), None)
     tensorflow = next(
         (build for build in tensorflow_builds("linux") if build.covers(capability, place)), None
@@ -54,7 +56,7 @@ def last_builds(capability: Capability) -> dict[str, Any]:
         "torch": f"{torch.line} {torch.tag}" if torch else None,
         "torch_pypi": pypi.line if pypi else None,
         "tensorflow": tensorflow.version if tensorflow else None,
-        "bitsandbytes": _bitsandbytes(capability, torch.cuda if torch else None),
+        "bitsandbytes": _bitsandbytes(capability, torch.cuda if torch and not module else None),
     }
 
 

@@ -51,6 +51,12 @@ _WARNED = re.compile(
     r"|Found GPU\d+ (?P<card3>[^\n]+?) which is of cuda capability (?P<cap3>\d+\.\d)",
     re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
+# What only an installed PyTorch, or a program that imported one, says.
+_OF_TORCH = re.compile(
+    r"no kernel image is available|Torch not compiled with CUDA|current PyTorch install|site-packages/torch/"
+    r"|PyTorch was compiled|NVIDIA driver on your system is too old|upgrade torch to at least"
+    r"|torchvision::nms"
+)
 _ARCH_LIST = re.compile(r"(?:sm|compute)_(\d+)(\d)[af]?\b")
 _BUILT_FOR = re.compile(r"supports CUDA capabilities ((?:(?:sm|compute)_\d+[af]?[\s,.]*)+)")
 
@@ -175,11 +181,13 @@ def _read_kernel(text: str, stated: Stated) -> Stated | None:
     return stated if wsl or module else None
 
 
-def _read_error(text: str, stated: Stated) -> Stated | None:
+def _read_error(text: str, stated: Stated) -> Stated:
     """Cards, lists and numbers that error messages name."""
+    if _OF_TORCH.search(text):
+        stated = replace(stated, torch_spoke=True)
     ceiling, warned, built = _CEILING.search(text), _WARNED.search(text), _BUILT_FOR.search(text)
     if ceiling:
-        stated = replace(stated, ceiling=decode_ceiling(int(ceiling[1])))
+        stated = replace(stated, place=replace(stated.place, told_cuda=decode_ceiling(int(ceiling[1]))))
     if warned and not stated.cards:
         name = (warned["card"] or warned["card2"] or warned["card3"]).rpartition("Warning:")[2].strip()
         written = (
@@ -195,4 +203,4 @@ def _read_error(text: str, stated: Stated) -> Stated | None:
         stated = replace(
             stated, torch=replace(base, code=tuple(sorted(pairs)), ptx=tuple(sorted(ptx)), listed=True)
         )
-    return stated if ceiling or warned or built else None
+    return stated

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import re
 from dataclasses import dataclass
 
 from snugtune import facts
 from snugtune.config import RunConfig
+from snugtune.environment.cards import has_tensor_cores
 from snugtune.errors import HardwareError, UsageError
 
 
@@ -93,7 +93,7 @@ def choose_precision(
     where = f"{device_name} (compute capability {capability[0]}.{capability[1]})"
     if capability >= (8, 0):
         return Decision("precision", "bf16", f"{where} has bf16 units")
-    if not _has_tensor_cores(device_name, capability):
+    if not has_tensor_cores(device_name, capability):
         why = f"{where} has no tensor cores: fp16 would save memory but hardly time"
         return Decision("precision", "fp32", why)
     if known := overflows_in_fp16(family):
@@ -110,7 +110,7 @@ def _asked_for_fp16(
         why = f"fp16 was asked for, but no CUDA card is in use{cause}; a CPU only emulates it"
         return Decision("precision", "fp32", f"{why}. What is learnt in an update stays the same")
     notes = ["asked for"]
-    if not _has_tensor_cores(device_name, capability):
+    if not has_tensor_cores(device_name, capability):
         card = f"{device_name} (compute capability {capability[0]}.{capability[1]})"
         notes.append(f"{card} has no tensor cores, so it saves memory but hardly time")
     if known := overflows_in_fp16(family):
@@ -128,12 +128,6 @@ def overflows_in_fp16(family: str | None) -> str | None:
         if family in entry["families"]:
             return f"models of the kind {family} {entry['because']}"
     return None
-
-
-def _has_tensor_cores(device_name: str, capability: tuple[int, int]) -> bool:
-    lacking = facts.read("precision")["without_tensor_cores"]
-    known = f"{capability[0]}.{capability[1]}" == lacking["capability"]
-    return capability >= (7, 0) and not (known and re.search(lacking["names"], device_name))
 
 
 @dataclass(frozen=True, kw_only=True)
