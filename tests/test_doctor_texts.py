@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -550,3 +551,56 @@ def test_the_claims_of_the_guide_are_answered():
     }
     assert claims["Pascal supports CUDA up to 11."]["findings"] == ["ceiling-misleads"]
     assert all(each["answer"] and each["source"] for each in claims.values())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "libcuda.so.1 (libc6) => /usr/lib/libcuda.so.1\n",
+        "GPU 0: NVIDIA L4\n",
+        "Found x which is too old to be supported\n",
+    ],
+)
+def test_a_long_text_is_read_in_time(line, tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text(line * 20_000)
+    start = time.monotonic()
+    examine(inputs=[path])
+    assert time.monotonic() - start < 20  # it was minutes; seconds when nothing else runs
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b" \n", b"a\0b", b"x" * (2**20 + 1)], ids=["empty", "blank", "binary", "long"]
+)
+def test_a_file_that_says_nothing_is_wrong_usage(data, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="says nothing"):
+        examine(inputs=[path])
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"driver": "12.4"},
+        {"driver": "580.1rc1"},
+        {"driver": ""},
+        {"python": ""},
+        {"python": "4"},
+        {"torch": ""},
+        {"system": ""},
+    ],
+)
+def test_what_is_stated_and_is_nothing_is_wrong_usage(described):
+    with pytest.raises(UsageError):
+        examine(**described)
+
+
+@pytest.mark.parametrize(("driver", "line"), [("525", "cu126"), ("450", "cu118"), ("580.65.06", "cu126")])
+def test_a_branch_alone_is_the_newest_of_it(driver, line):
+    assert examine(cards=["GTX 1080 Ti"], driver=driver).install["torch"].endswith(line)
+
+
+@pytest.mark.parametrize("torch", ["2.14.1+cu0", "2.14.1+cu1", "2.14.1+cu", "2.9.1+cuda", "v2.14.1+cu126"])
+def test_odd_versions_are_no_traceback(torch):
+    assert examine(cards=["GTX 1080 Ti"], torch=torch).ok

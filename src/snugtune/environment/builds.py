@@ -53,6 +53,11 @@ class Place:
     """The driver's newest CUDA, as nvidia-smi or an error message has it; counts where no driver is named."""
 
     @property
+    def driver_version(self) -> Version | None:
+        """The driver for comparisons: of a branch that is named alone ("525") the newest."""
+        return version_of(f"{self.driver}.9999" if self.driver and self.driver.isdecimal() else self.driver)
+
+    @property
     def driver_in_words(self) -> str:
         """'550.54.14', or what is known of it."""
         return self.driver or f"with CUDA up to {self.told_cuda}"
@@ -107,7 +112,7 @@ class Build:
         return all(holds_code(self.code, self.ptx, each, ptx_works=ptx_works) for each in wanted)
 
     def _ptx_works(self, place: Place) -> bool:
-        driver, needed = version_of(place.driver), version_of(native_driver(self.cuda, place))
+        driver, needed = place.driver_version, version_of(native_driver(self.cuda, place))
         return driver is None or needed is None or driver >= needed
 
 
@@ -166,7 +171,7 @@ def pypi_cuda(version: str, place: Place) -> str | None:
 
 def driver_runs(cuda: str, place: Place) -> bool | None:
     """Whether the driver runs programs of this CUDA; None if that is not known."""
-    driver, needed = version_of(place.driver), version_of(needed_driver(cuda, place))
+    driver, needed = place.driver_version, version_of(needed_driver(cuda, place))
     if driver is None and place.told_cuda is not None:
         return numbers(place.told_cuda)[0] >= numbers(cuda)[0]
     return None if driver is None or needed is None else driver >= needed
@@ -189,7 +194,7 @@ def ceiling(place: Place) -> str | None:
     """The newest CUDA that a driver knows, which is what nvidia-smi shows; None if unknown."""
     if place.told_cuda is not None:
         return place.told_cuda
-    driver = version_of(place.driver)
+    driver = place.driver_version
     known = [
         row["version"]
         for row in facts.read("builds")["cuda"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from snugtune.environment.builds import Place, embedded, version_of
+from snugtune.environment.builds import Place, embedded
 from snugtune.environment.cards import names_like
 from snugtune.environment.findings import decide
 from snugtune.environment.reading import read_machine
@@ -52,7 +53,7 @@ def examine(**described: Unpack[Described]) -> Report:
     """
     quick, mirror = described.get("quick", False), described.get("mirror")
     machine = {name: value for name, value in described.items() if name not in ("quick", "mirror")}
-    if any(machine.values()):
+    if any(value is not None and value not in ((), []) for value in machine.values()):
         stated = _described(**machine)  # type: ignore[arg-type]
     else:
         stated = read_machine()
@@ -88,13 +89,13 @@ def _described(
         raise UsageError(
             f"--os {system!r} is not known", why=f"it is one of {', '.join(SYSTEMS)}", do="give one of these"
         )
-    if driver is not None and version_of(driver) is None:
+    if driver is not None and not re.fullmatch(r"\d{3}(\.\d{1,4}){0,2}", driver, re.ASCII):
         raise UsageError(
             f"--driver {driver!r} is no version of a driver",
-            why="a version looks like 580.105.08, or 582.28 on Windows",
+            why="a version looks like 580.105.08, or 582.28 on Windows; 12.4 or 13.0 is the driver's CUDA",
             do="give the Driver Version that nvidia-smi shows",
         )
-    place = Place(system=system or "linux", python=python_stated(python) if python else None)
+    place = Place(system=system or "linux", python=None if python is None else python_stated(python))
     stated = read_texts(
         map(read_file, map(Path, inputs)), Stated(place=place, system_given=system is not None)
     )
@@ -105,6 +106,6 @@ def _described(
             stated = replace(stated, place=replace(stated.place, architecture="aarch64"))
     if driver:
         stated = replace(stated, place=replace(stated.place, driver=driver, told_cuda=None))
-    if torch:
+    if torch is not None:
         stated = replace(stated, torch=torch_stated(torch, stated.place))
     return stated

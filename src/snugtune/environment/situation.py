@@ -99,10 +99,8 @@ def _has_code(torch: Torch, card: Card, place: Place) -> bool | None:
     if card.capability is None or torch.made_for:
         return None
     if torch.code is not None:
-        driver, native = (
-            version_of(place.driver),
-            version_of(native_driver(torch.cuda, place) if torch.cuda else None),
-        )
+        driver = place.driver_version
+        native = version_of(native_driver(torch.cuda, place) if torch.cuda else None)
         ptx_works = driver is None or native is None or driver >= native
         return holds_code(torch.code, torch.ptx, card.capability, ptx_works=ptx_works)
     if torch.cuda is not None and too_old_for_toolkit(torch.cuda, card.capability):

@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from snugtune.environment.builds import numbers
@@ -41,6 +42,7 @@ _LISTED = re.compile(
     r"|(?P<bus>[\w:]+\.\d) [^\n]*NVIDIA Corporation [^\n]*\[(?P<chip>[^\]\n]+)\](?: \(rev \w+\))?)\s*$",
     re.MULTILINE,
 )
+_MOST_CARDS = 64  # no machine has more
 _THERMAL_BITS = 0x20 | 0x40  # NVML's software and hardware thermal slowdown
 
 
@@ -150,7 +152,7 @@ def read_list(text: str, stated: Stated) -> Stated | None:
     """The lists of `nvidia-smi -L`, collect_env and lspci, which have names only; None for other texts."""
     cards = [
         card_told(found["name"] or found["chip"], None, index=number, uuid=found["uuid"], bus_id=found["bus"])
-        for number, found in enumerate(_LISTED.finditer(text))
+        for number, found in enumerate(islice(_LISTED.finditer(text), _MOST_CARDS))
         if found["name"] or "Audio" not in found[0]
     ]
     return stated.with_cards([_by_alias(card) for card in cards]) if cards and not stated.cards else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -196,13 +197,13 @@ def torch_stated(text: str, place: Place) -> Torch:
             why="a version looks like 2.15.0+cu132, 2.14.1+cpu or 2.8.0",
             do="give what `pip list` shows; without +... it is taken for the file on PyPI",
         )
-    tag = version.local
+    text, tag = str(version), version.local  # "v2.8" is "2.8", too
     if tag is None:
         cuda = pypi_cuda(text, place)
         if cuda is None:
             known = place.wheels != "linux"
             return Torch(version=text, cuda=None, made_for="the CPU" if known else None, listed=known)
-    elif tag.startswith("cu") and tag[2:].isdecimal():
+    elif re.fullmatch(r"cu\d{2,3}", tag):
         cuda = f"{tag[2:-1]}.{tag[-1]}"
     else:
         made_for = next((what for start, what in _OTHER_BUILDS.items() if tag.startswith(start)), None)
@@ -225,7 +226,7 @@ def python_stated(text: str) -> tuple[int, int]:
     Raises:
         UsageError: No version of Python.
     """
-    parts = text.split(".")
+    parts = text.removesuffix("t").split(".")  # 3.14t is 3.14 without the lock around the interpreter
     if len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
         raise UsageError(
             f"--python {text!r} is no version of Python",

@@ -259,6 +259,7 @@ def _machine(stated: Stated) -> dict[str, Any]:
     unknown = [card.name for card in cards if card.known is None and not card.one_of]
     return {
         "wsl1": stated.wsl == 1,
+        "wsl_shadow": _in_front_of_wsl(stated.texts),
         "no_card": stated.live and not cards and not stated.pci_cards,
         "driver_missing": stated.live and not cards and not stated.container and stated.pci_cards,
         "container_blind": stated.live and not cards and stated.pci_cards and stated.container,
@@ -274,6 +275,16 @@ def _machine(stated: Stated) -> dict[str, Any]:
         "embedded": stated.place.architecture == "aarch64"
         and " and ".join(card.name for card in cards if _is_without_build(card, stated.place)),
     }
+
+
+def _in_front_of_wsl(texts: Sequence[str]) -> str | None:
+    """A libcuda of Linux beside the one of WSL, in what `ldconfig -p` prints; None if there is none."""
+    for text in texts:
+        paths = re.findall(r"libcuda\.so\.1[^\n]*=> (\S+)", text)
+        others = [path for path in paths if not path.startswith("/usr/lib/wsl/")]
+        if others and len(others) < len(paths):
+            return others[0]
+    return None
 
 
 def _lacks_tensor_cores(card: Card) -> bool:

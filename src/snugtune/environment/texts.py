@@ -13,6 +13,7 @@ from snugtune.environment.builds import numbers
 from snugtune.environment.smi_text import read_csv, read_list, read_table, read_topology
 from snugtune.environment.stated import Stated, Torch, card_named, card_told, latest, torch_stated
 from snugtune.errors import UsageError
+from snugtune.units import MiB, show_size
 
 # torch==2.9.1+cpu | torch  2.9.1+cpu | pytorch  2.4.1  py3.11_cpu_0  pytorch | torch @ file:///.../torch-2.9.1...whl
 _PACKAGE = re.compile(
@@ -44,10 +45,11 @@ _COLLECTED = tuple(
         r"^Python version: (\d+\.\d+)",
     )
 )
+_MOST_BYTES = MiB
 _CEILING = re.compile(r"driver on your system is too old \(found version (\d+)\)")
 _WARNED = re.compile(
     r"^\s*(?P<card>\S[^\n]*?) with CUDA capability sm_(?P<major>\d+)(?P<minor>\d) is not compatible with"
-    r"|Found (?P<card2>[^\n]+?) which is too old to be supported.*?capability (?P<cap2>\d+\.\d)"
+    r"|Found (?P<card2>[^\n]+?) which is too old to be supported.{0,400}?capability (?P<cap2>\d+\.\d)"
     r"|Found GPU\d+ (?P<card3>[^\n]+?) which is of cuda capability (?P<cap3>\d+\.\d)",
     re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
@@ -80,9 +82,21 @@ def read_file(path: Path) -> str:
             why=error.strerror or str(error),
             do="name a text file that is there",
         ) from None
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return data.decode("utf-16", errors="replace")
-    return data.decode("utf-8-sig", errors="replace")
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    why = None
+    if len(data) > _MOST_BYTES:
+        why = f"it has {show_size(len(data))}, and {show_size(_MOST_BYTES)} are read at most"
+    elif not data.strip():
+        why = "it is empty"
+    elif not wide and b"\0" in data:
+        why = "it is no text: it has bytes that are zero"
+    if why is not None:
+        raise UsageError(
+            f"--input {path} says nothing",
+            why=why,
+            do="record again what the program printed, or take the part with the message: tail -n 200 FILE",
+        )
+    return data.decode("utf-16" if wide else "utf-8-sig", errors="replace")
 
 
 def read_texts(texts: Iterable[str], stated: Stated) -> Stated:
