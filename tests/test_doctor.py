@@ -502,3 +502,23 @@ def test_this_machine_s_card_passes():
     assert "memory-efficient attention" in report.stated.measured["passed"]
     assert report.stated.cards[0].uuid
     assert hardware.find_gpus().usage[0].used_bytes
+
+
+def test_a_silent_driver_is_no_reason_to_take_a_pytorch_for_the_cpu(machine):
+    machine(driver=None, said="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+    stated = reading.read_machine()
+    torch = torch_stated("2.14.1+cu126", Place())
+    verdict = decide(replace(stated, torch=torch, torch_missing=False))
+    assert ids(verdict, "error") == ["driver-silent"]
+    assert verdict.install["torch"] is None
+
+
+@pytest.mark.parametrize("version", ["None", "not a version"])
+def test_a_pytorch_that_does_not_know_its_version_is_broken(machine, monkeypatch, tmp_path, version):
+    machine(GTX_1080_TI)
+    (tmp_path / "torch").mkdir()
+    text = f"__version__ = {version!r}\nclass version: cuda = None\n"
+    (tmp_path / "torch" / "__init__.py").write_text(text)
+    monkeypatch.setattr(reading, "_has_torch", lambda: True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert ids(doctor.examine(), "error") == ["torch-broken"]

@@ -369,6 +369,18 @@ def test_a_table_with_several_cards_is_read():
     assert [len(card.processes) for card in cards] == [3, 0]
 
 
+def test_what_is_said_of_one_card_is_not_said_of_the_other():
+    rows = read_file(RECORDED / "other_process_holds.txt").splitlines()
+    drawn = read_file(RECORDED / "pascal_ok_display.txt").splitlines()
+    first = next(number for number, row in enumerate(rows) if "Tesla P40" in row)
+    card = next(number for number, row in enumerate(drawn) if "GTX 1080 Ti" in row)
+    rows[first + 2 : first + 2] = [drawn[card].replace("|   0", "|   1"), drawn[card + 1]]
+    rows.insert(-1, drawn[-4].replace("|    0", "|    1"))
+    report = decide(read_texts(["\n".join(rows)], Stated()))
+    assert finding(report, "memory-held").what == "python (pid 20714) holds 21.9 GiB of Tesla P40 (number 0)"
+    assert "1.2 GiB of NVIDIA GeForce GTX 1080 Ti (number 1)" in finding(report, "screen-takes-memory").what
+
+
 def test_two_texts_about_one_card_are_put_together():
     table = read_file(RECORDED / "pascal_ok_display.txt")
     rows = "index, name, uuid, temperature.gpu\n0, NVIDIA GeForce GTX 1080 Ti, GPU-1a2b, 38\n"

@@ -81,8 +81,9 @@ def install_lines(stated: Stated, *, broken: bool, mirror: str | None = None) ->
     """
     machine, place = Machine(tuple(stated.gpus), stated.place.driver, None), stated.place
     torch = torch_line(machine, place, mirror=mirror) if machine.gpus or stated.live else None
-    if torch is not None and torch.build is None and machine.gpus:
-        torch = None
+    unseen = broken and stated.torch is not None and not machine.gpus
+    if torch is not None and torch.build is None and (machine.gpus or unseen):
+        torch = None  # a PyTorch that works is not replaced by one for the CPU because a driver is silent
     kept = stated.torch.cuda if stated.torch is not None and not broken else None
     tensorflow = tensorflow_line(machine, place)
     bitsandbytes = bitsandbytes_line(machine, place, kept)

@@ -19,10 +19,11 @@ from snugtune import hardware
 from snugtune.environment.install import place_of
 from snugtune.environment.stated import Card, Process, Stated, Torch, card_named, card_told, torch_stated
 from snugtune.environment.texts import matters, read_texts
+from snugtune.errors import UsageError
 from snugtune.hardware import Machine, Usage
 
 # Without PyTorch the whole answer is due in two seconds; with it, its import takes longer than a slow driver.
-_DRIVER_SECONDS, _PATIENT_DRIVER_SECONDS = 0.8, 10.0
+_DRIVER_SECONDS, _PATIENT_DRIVER_SECONDS = 0.8, 7.0
 _PROGRAM_SECONDS = 1.0
 _TORCH_SECONDS = 60.0
 _DIST_INFO = re.compile(r"(?P<name>[\w.]+?)-(?P<version>\d[^-]*?)(?:-py[\d.]+)?\.(?:dist|egg)-info")
@@ -193,7 +194,7 @@ def _with_torch(stated: Stated) -> Stated:
     try:
         found = json.loads(done.stdout.splitlines()[-1])
         torch = _torch_found(found, stated)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, UsageError):
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         problem = lines[-1] if lines else f"`import torch` ended with exit code {done.returncode}"
         return replace(stated, torch=None, torch_problem=problem)

@@ -57,12 +57,6 @@ def situation(stated: Stated, *, mirror: str | None = None) -> Situation:
     good = [each.card for each in verdicts if each.fault is None]
     found: Situation = {
         "cards": _names([each.card for each in verdicts]),
-        "good_cards": _names(good),
-        "no_cards_known": stated.cards is None,
-        "system": stated.place.system,
-        "windows": stated.place.system == "windows",
-        "wsl": stated.place.system == "wsl",
-        "live": stated.live,
         "driver": stated.place.driver,
         "python": show(stated.place.python),
         "ceiling": ceiling(stated.place),

@@ -154,7 +154,6 @@ def _tensorflow(stated: Stated) -> dict[str, Any]:
     trap = build and build.row["open_cudnn"] and old and cudnn is None
     proposal = tensorflow_line(Machine(tuple(stated.gpus), place.driver, None), place)
     return {
-        "tensorflow": version,
         "tensorflow_windows": windows and version,
         "tensorflow_in_vain": build is not None and not covers and version,
         "tensorflow_trap": trap and version,
@@ -205,36 +204,23 @@ def _names_no_card(visible: str, cards: Sequence[Card]) -> list[str]:
 
 
 def _memory(stated: Stated) -> dict[str, Any]:
-    """Who holds the memory of the cards."""
-    found: dict[str, Any] = {}
+    """Who holds the memory of the cards; what is true of several cards is one answer."""
+    told: dict[str, list[tuple[str, str, str]]] = {}
     for card in stated.cards or ():
-        used, total, processes = card.used_bytes, card.memory_bytes, card.processes
-        if used is None or total is None:
+        if card.used_bytes is None or card.memory_bytes is None:
             continue
-        workers = [
-            each for each in processes or () if not each.draws and (each.memory_bytes or 0) >= _HELD_BYTES
-        ]
         where = f"{card.name}{'' if card.index is None else f' (number {card.index})'}"
-        sizes = {
-            "on": where,
-            "used": show_size(used),
-            "total": show_size(total),
-            "free": show_size(_free(card)),
-        }
-        if card.display_driver and used / total > _SPILLING:
-            found |= {"spilling": f"{used / total:.0%}", **sizes}
-        elif workers:
-            first = max(workers, key=lambda each: each.memory_bytes or 0)
-            who = f"{first.name} (pid {first.pid})"
-            held = show_size(first.memory_bytes)
-            question = "idle_holder" if card.busy_percent == 0 else "holder"
-            found |= {question: who, "held": held, "pid": str(first.pid), **sizes}
-        elif processes == () and used >= 2 * _HELD_BYTES and used / total > 0.25 and not card.mig:
-            found |= {"unlisted": show_size(used), **sizes}
-        elif any(each.draws for each in processes or ()) and used >= 2 * _HELD_BYTES:
-            found |= {"drawn": show_size(used), **sizes}
+        left = f"{show_size(_free(card))} of {show_size(card.memory_bytes)} are left for training"
+        question, phrase, pid = _memory_of(card, card.used_bytes, card.memory_bytes)
+        if question is not None:
+            told.setdefault(question, []).append((f"{phrase} of {where}", left, pid))
         if card.mig:
-            found |= {"slice": show_size(total), **sizes}
+            told.setdefault("slice", []).append((f"{show_size(card.memory_bytes)} of {where}", left, ""))
+    found: dict[str, Any] = {}
+    for question, answers in told.items():
+        phrases, lefts, pids = zip(*answers, strict=True)
+        found |= {question: " and ".join(phrases), f"{question}_left": "; ".join(lefts)}
+        found[f"{question}_pid"] = ",".join(filter(None, pids))
     hot = [card for card in stated.cards or () if card.throttled]
     if hot:
         temperature = hot[0].temperature_c
@@ -243,6 +229,27 @@ def _memory(stated: Stated) -> dict[str, Any]:
             "temperature": "unknown" if temperature is None else f"{temperature} °C",
         }
     return found
+
+
+def _memory_of(card: Card, used: int, total: int) -> tuple[str | None, str, str]:
+    """What is to be said of the memory of one card, the begin of the sentence, and the process."""
+    processes = card.processes or ()
+    workers = [each for each in processes if not each.draws and (each.memory_bytes or 0) >= _HELD_BYTES]
+    if card.display_driver and used / total > _SPILLING:
+        return "spilling", f"{used / total:.0%}", ""
+    if workers:
+        first = max(workers, key=lambda each: each.memory_bytes or 0)
+        question = "idle_holder" if card.busy_percent == 0 else "holder"
+        return (
+            question,
+            f"{first.name} (pid {first.pid}) holds {show_size(first.memory_bytes)}",
+            str(first.pid),
+        )
+    if card.processes == () and used >= 2 * _HELD_BYTES and used / total > 0.25 and not card.mig:
+        return "unlisted", show_size(used), ""
+    if any(each.draws for each in processes) and used >= 2 * _HELD_BYTES:
+        return "drawn", show_size(used), ""
+    return None, "", ""
 
 
 def _free(card: Card) -> int | None:
@@ -265,7 +272,6 @@ def _machine(stated: Stated) -> dict[str, Any]:
         "container_blind": stated.live and not cards and stated.pci_cards and stated.container,
         "threads": os.cpu_count() if stated.live else None,
         "unknown_cards": " and ".join(unknown),
-        "capability_unknown": any(card.capability is None for card in cards),
         "several_sizes": "; ".join(
             ", ".join(each.title for each in card.one_of) for card in cards if card.one_of
         ),
@@ -283,7 +289,7 @@ def _in_front_of_wsl(texts: Sequence[str]) -> str | None:
         paths = re.findall(r"libcuda\.so\.1[^\n]*=> (\S+)", text)
         others = [path for path in paths if not path.startswith("/usr/lib/wsl/")]
         if others and len(others) < len(paths):
-            return others[0]
+            return str(others[0])
     return None
 
 

@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,7 +122,8 @@ def read_texts(texts: Iterable[str], stated: Stated) -> Stated:
                 continue
     torch = latest(stated.packages, "torch")
     if torch is not None and stated.torch is None:  # last, because a later text may tell the system
-        stated = replace(stated, torch=torch_stated(torch, stated.place))
+        with suppress(UsageError):  # a list that is cut off in the middle of a version
+            stated = replace(stated, torch=torch_stated(torch, stated.place))
     return stated
 
 
