@@ -26,6 +26,7 @@ LINES = {
     "2.14 cu126": f'pip install "torch==2.14.*" --index-url {INDEX}/cu126',
     "2.11 cu128": f'pip install "torch==2.11.*" --index-url {INDEX}/cu128',
     "2.8": 'pip install "torch==2.8.*"',
+    "2.8 cu128": f'pip install "torch==2.8.*" --index-url {INDEX}/cu128',
     "2.8 cu126": f'pip install "torch==2.8.*" --index-url {INDEX}/cu126',
     "2.7 cu118": f'pip install "torch==2.7.*" --index-url {INDEX}/cu118',
     None: None,
@@ -121,6 +122,43 @@ MATRIX = [
     ("RTX 5070", "580.65.06", "2.5.1", "3.12", "linux", False, "2.15"),
     ("B200", "580.65.06", None, "3.12", "linux", True, "2.15"),
     ("GB10", "580.65.06", None, "3.12", "linux", True, "2.15"),
+    # odd ones: only a branch of the driver is named, builds for other makers' cards, modules, small cards
+    ("GTX 960", "525", None, "3.12", "linux", True, "2.14 cu126"),
+    ("GTX 960", "515.105.01", None, "3.12", "linux", True, "2.7 cu118"),
+    ("GTX 980 Ti", "591.20", None, "3.12", "windows", False, None),
+    ("Tesla M40 24GB", "418.56", None, "3.10", "linux", False, None),
+    ("GTX TITAN Z", "475.14", None, "3.12", "windows", False, None),
+    ("MX130", "560.94", "2.12.1+cu126", "3.13", "windows", True, "2.14 cu126"),
+    ("MX150", "550", "2.12.1+cu130", "3.13", "linux", False, "2.14 cu126"),
+    ("MX330", "535.54.03", "2.0.1+cu117", "3.9", "linux", True, "2.8 cu126"),
+    ("P2000", "580", "1.13.1+cu117", "3.10", "linux", True, "2.14 cu126"),
+    ("P2000", "580", "1.13.1+cu117", "3.11", "linux", False, "2.14 cu126"),
+    ("TITAN Xp", "527.37", None, "3.11", "windows", True, "2.7 cu118"),
+    ("Tesla P4", "450.51.05", None, "3.11", "linux", False, None),
+    ("GTX1080Ti", "575.51.03", "2.9.1+rocm6.4", "3.12", "linux", False, "2.14 cu126"),
+    ("V100", "582.28", "2.6.0+cu124", "3.13", "windows", True, "2.14 cu126"),
+    ("V100", "570.26", "2.9.1+cu128", "3.14", "linux", True, "2.14 cu126"),
+    ("V100 32GB", "590.44.01", "2.10.0", "3.12", "linux", False, None),
+    ("TITAN V", "440.33", None, "3.10", "linux", False, None),
+    ("MX450", "580.65.06", "2.15.0+cu130", "3.15", "linux", True, "2.15"),
+    ("MX550", "566.36", "2.14.1+cu132", "3.12", "windows", False, "2.14 cu126"),
+    ("T550", "581.80", None, "3.10", "windows", True, "2.14 cu130"),
+    ("RTX 2060 12GB", "470", None, "3.13", "linux", True, "2.7 cu118"),
+    ("RTX 2050", "610.43.02", "2.13.0+xpu", "3.14", "wsl", False, "2.15"),
+    ("RTX 3050 6GB", "536.67", "2.4.1+cu118", "3.12", "wsl", True, "2.14 cu126"),
+    ("RTX 3060 Laptop", "551.61", None, "3.9", "windows", True, "2.8 cu128"),
+    ("RTX 3080 12GB", "453.10", None, "3.12", "windows", False, None),
+    ("A100 80GB", "535.54.03", "2.11.0", "3.12", "linux", False, "2.14 cu126"),
+    ("RTX 4060 Ti 16GB", "580", "1.13.1+cu116", "3.9", "linux", True, "2.8"),
+    ("RTX 4060 Ti 16GB", "517.40", None, "3.12", "windows", False, None),
+    ("H100", "525.60.13", "1.13.1+cu117", "3.10", "linux", False, "2.14 cu126"),
+    ("B300", "570.26", None, "3.12", "linux", False, None),
+    ("RTX 5060 Ti 16GB", "580", "2.7.1+cu126", "3.13", "linux", False, "2.15"),
+    ("RTX 5060 Ti 8GB", "572.16", "2.7.1+cu128", "3.13", "windows", True, "2.11 cu128"),
+    ("Jetson AGX Orin", None, None, "3.10", "linux", False, None),
+    ("Jetson TX2", None, None, None, "linux", False, None),
+    ("Jetson AGX Thor", "580.65.06", None, "3.12", "linux", True, "2.14 cu130"),
+    ("RTX 4090", "580.65.06", "2.15.0", "3.16", "linux", False, None),
 ]
 
 
@@ -140,6 +178,8 @@ def test_a_machine_gets_its_verdict_and_its_line(card, driver, torch, python, sy
 # The same from tables, for every combination. Machine code in the wheels, by version and CUDA; Linux, x86-64.
 OLD, NEW = "5.0 6.0 7.0 7.5 8.0 8.6 9.0", "7.5 8.0 8.6 9.0 10.0 12.0"
 WHEELS = {
+    "1.13.1+cu117": ("3.7 5.0 6.0 7.0 7.5 8.0 8.6", "3.7-3.10"),
+    "2.0.1+cu118": ("3.7 " + OLD, "3.8-3.11"),
     "2.4.1+cu118": ("3.7 " + OLD, "3.8-3.12"),
     "2.5.1+cu124": (OLD, "3.9-3.13"),
     "2.6.0+cu118": ("3.7 " + OLD, "3.9-3.13"),
@@ -158,6 +198,8 @@ WHEELS = {
 # card: capability, branches of the driver that see it
 SEEN = {
     "Tesla K80": ("3.7", 304, 494),
+    "Tesla K40m": ("3.5", 304, 494),
+    "GTX 750 Ti": ("5.0", 340, 589),
     "GTX 970": ("5.2", 340, 589),
     "Tesla P100-PCIE-16GB": ("6.0", 367, 589),
     "GTX 1080 Ti": ("6.1", 367, 589),
@@ -167,7 +209,10 @@ SEEN = {
     "RTX 3060 12GB": ("8.6", 455, 999),
     "RTX 4090": ("8.9", 520, 999),
     "H200": ("9.0", 520, 999),
+    "B200": ("10.0", 570, 999),
+    "B300": ("10.3", 575, 999),
     "RTX 5090": ("12.0", 570, 999),
+    "GB10": ("12.1", 575, 999),
 }
 OLDEST_DRIVER = {
     "linux": {"11": "450.80.02", "12": "525.60.13", "13": "580"},
