@@ -616,3 +616,9 @@ def test_a_branch_alone_is_the_newest_of_it(driver, line):
 @pytest.mark.parametrize("torch", ["2.14.1+cu0", "2.14.1+cu1", "2.14.1+cu", "2.9.1+cuda", "v2.14.1+cu126"])
 def test_odd_versions_are_no_traceback(torch):
     assert examine(cards=["GTX 1080 Ti"], torch=torch).ok
+
+
+@pytest.mark.parametrize("mirror", ["mirror.example/pt", 'https://m.example/a b"; echo', "ftp://m.example"])
+def test_a_mirror_that_is_no_address_is_wrong_usage(mirror):
+    with pytest.raises(UsageError, match="--mirror"):
+        examine(cards=["GTX 1080 Ti"], mirror=mirror)

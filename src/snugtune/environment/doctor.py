@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 from snugtune.environment.builds import Place, embedded
 from snugtune.environment.cards import names_like
 from snugtune.environment.findings import decide
+from snugtune.environment.install import index_address
 from snugtune.environment.reading import read_machine
 from snugtune.environment.selftest import run_selftest
 from snugtune.environment.showing import Report
@@ -49,9 +50,10 @@ def examine(**described: Unpack[Described]) -> Report:
     """Judge this machine if nothing is described, else the one that is described.
 
     Raises:
-        UsageError: Something that cannot be read, or a file that is not there.
+        UsageError: Something that cannot be read, a name that no card has, or a file that is not there.
     """
     quick, mirror = described.get("quick", False), described.get("mirror")
+    index_address(mirror)
     machine = {name: value for name, value in described.items() if name not in ("quick", "mirror")}
     if any(value is not None and value not in ((), []) for value in machine.values()):
         stated = _described(**machine)  # type: ignore[arg-type]

@@ -130,7 +130,7 @@ def torch_line(machine: Machine, place: Place, *, mirror: str | None = None) -> 
     on_pypi = [build for build in others if set(covered) <= set(covered_by(build, machine.gpus, place))]
     spec = f"torch=={best.line}.*"
     return InstallLine(
-        command=(spec,) if best.pypi else (spec, "--index-url", f"{_index(mirror)}/{best.tag}"),
+        command=(spec,) if best.pypi else (spec, "--index-url", f"{index_address(mirror)}/{best.tag}"),
         because=_why(best, builds, machine, place),
         source=best.source,
         fallback=(f"torch=={on_pypi[0].line}.*",) if on_pypi and not best.pypi else None,
@@ -293,7 +293,7 @@ def _cpu_line(because: str, place: Place, mirror: str | None) -> InstallLine:
     cpu = facts.read("builds")["cpu"]
     plain: tuple[str, ...] = (cpu["torch"],)
     extra = place.system in cpu["extra_index_systems"]
-    longer = (*plain, "--extra-index-url", f"{_index(mirror)}/cpu", *cpu["extra_index_options"])
+    longer = (*plain, "--extra-index-url", f"{index_address(mirror)}/cpu", *cpu["extra_index_options"])
     return InstallLine(
         command=longer if extra else plain,
         because=f"the build for the CPU: {because}",
@@ -314,8 +314,19 @@ def _why_no_card(machine: Machine, place: Place) -> str:
     return text
 
 
-def _index(mirror: str | None) -> str:
-    return (mirror or facts.read("builds")["index"]["address"]).rstrip("/")
+def index_address(mirror: str | None) -> str:
+    """The address of PyTorch's index, or of the mirror that stands for it.
+
+    Raises:
+        UsageError: The mirror is no address, or one that a shell would not leave whole.
+    """
+    if mirror and not re.fullmatch(r"(?:https?|file)://[\w@%+=:,./~-]+", mirror, re.ASCII):
+        raise UsageError(
+            f"--mirror {mirror!r} is no address of an index",
+            why="it has to begin with https://, http:// or file://, and to have no spaces or quotes",
+            do="give the address below which cu126, cu130 and cpu lie: https://HOST/whl",
+        )
+    return str(mirror or facts.read("builds")["index"]["address"]).rstrip("/")
 
 
 def _below(capability: Capability | None, bound: str) -> bool:
