@@ -1,0 +1,283 @@
+"""What CUDA does differently from a CPU: its operators, run on fake CPU tensors in any build of PyTorch.
+
+Most operators are the same everywhere. Some are put together differently on each device (attention, dropout, softmax in
+half precision), and autocast has lists of its own. While `cuda_choices` is active, fake tensors get CUDA's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+_aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaCard:
+    """What PyTorch's choices depend on.
+
+    Args:
+        capability: Compute capability.
+        attention: "default" as PyTorch chooses; "memory-efficient" with flash and cuDNN kernels switched off;
+            "math" with those off too.
+    """
+
+    capability: tuple[int, int]
+    attention: Literal["default", "memory-efficient", "math"] = "default"
+
+
+@contextmanager
+def cuda_choices(card: CudaCard) -> Iterator[None]:
+    """Fake CPU tensors take CUDA's ways inside; other tensors are left alone."""
+    with ExitStack() as stack:
+        composed = torch.library.Library("aten", "IMPL", "AutogradCPU")  # noqa: TOR901
+        stack.callback(composed._destroy)
+        for name, function in _composed(card).items():
+            composed.impl(name, _for_fakes(function, _overload(name).decompose))
+        autocast = torch.library.Library("aten", "IMPL", "AutocastCPU")  # noqa: TOR901
+        stack.callback(autocast._destroy)
+        for name in (*_IN_FP32, *_TO_FP32):
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
+                autocast.impl(name, _autocast(name))
+        _pretend(stack)
+        yield
+
+
+def _pretend(stack: ExitStack) -> None:
+    """Python code that asks what kind of tensor it has: fake ones of the card are like any other of a card."""
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    stack.enter_context(mock.patch.object(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]))
+    for module in (optimizer, _foreach_utils):
+        kinds = module._foreach_supported_types
+        if FakeTensor not in kinds:
+            kinds.append(FakeTensor)
+            stack.callback(kinds.remove, FakeTensor)
+    # These write on the host and copy; where no other kind of device is asked for, they leave the copy out.
+    for place, name in ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "new_tensor")):
+        stack.enter_context(mock.patch.object(place, name, _copied_where_asked(getattr(place, name))))
+    try:
+        from transformers.utils import import_utils
+    except ImportError:
+        return
+    # Tensors with known values take the ways of real ones; a trace for export would not look at masks.
+    stack.enter_context(mock.patch.object(import_utils, "is_fake_tensor", lambda _: False, create=True))
+
+
+def _copied_where_asked(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None and make.__name__ == "new_tensor":
+            device = args[0].device
+        tensor = make(*args, **kwargs)
+        return tensor if device is None or tensor.device == torch.device(device) else tensor.to(device)
+
+    return made
+
+
+def _overload(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    return getattr(getattr(_aten, base), overload or "default")
+
+
+def _for_fakes(function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(args[0], FakeTensor):
+            made = function(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        return otherwise(*args, **kwargs)
+
+    return choose
+
+
+def _composed(card: CudaCard) -> dict[str, Callable[..., Any]]:
+    return {
+        "dropout": _dropout,
+        "softmax.int": _softmax(_aten._softmax.default),
+        "log_softmax.int": _softmax(_aten._log_softmax.default),
+        "scaled_dot_product_attention": _Attention(card),
+    }
+
+
+def _dropout(tensor: torch.Tensor, p: float, train: bool) -> Any:
+    # aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable: one kernel, which keeps a mask of one byte.
+    if not (train and 0 < p < 1 and tensor.numel()):
+        return NotImplemented
+    return _aten.native_dropout.default(tensor, p, train)[0]
+
+
+def _softmax(kernel: Any) -> Callable[..., Any]:
+    def softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        # aten/src/ATen/native/SoftMax.cpp: CUDA reads fp16 and writes fp32 without a copy in between.
+        if tensor.dtype != torch.float16 or dtype != torch.float32:
+            return NotImplemented
+        return kernel(tensor, dim, True)
+
+    return softmax
+
+
+class _Attention:
+    """The choice of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, and what attention.cpp does then."""
+
+    def __init__(self, card: CudaCard) -> None:
+        self.card = card
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        if query.dim() == 4 and query.layout == torch.strided:
+            if self._may_flash(query, key, value, attn_mask, is_causal):
+                return self._flash(query, key, value, dropout_p, is_causal, scale)
+            if self._may_be_efficient(query, key, value):
+                mask = self._prepare_mask(attn_mask, query, key)
+                needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+                return _aten._scaled_dot_product_efficient_attention.default(
+                    query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
+                )[0]
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = _additive(attn_mask, query.dtype)
+        return _aten._scaled_dot_product_attention_math.default(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+
+    def _may_flash(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        causal: bool,
+    ) -> bool:
+        width = query.shape[-1]
+        return (
+            self.card.attention == "default"
+            and self.card.capability >= (8, 0)
+            and query.dtype in _HALF
+            and mask is None
+            and width == key.shape[-1] == value.shape[-1] <= 256
+            and (not causal or query.shape[-2] == key.shape[-2])
+            and all(tensor.stride(-1) == 1 for tensor in (query, key, value))
+        )
+
+    @staticmethod
+    def _flash(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        dropout_p: float,
+        causal: bool,
+        scale: float | None,
+    ) -> torch.Tensor:
+        width = query.shape[-1]
+        if width % 8:
+            scale = width**-0.5 if scale is None else scale
+            query, key, value = (
+                torch.nn.functional.pad(tensor, (0, 8 - width % 8)) for tensor in (query, key, value)
+            )
+        flash = _aten._scaled_dot_product_flash_attention.default
+        out: torch.Tensor = flash(query, key, value, dropout_p, causal, False, scale=scale)[0]
+        return out[..., :width] if width % 8 else out
+
+    def _may_be_efficient(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+        major = self.card.capability[0]
+        half = query.dtype in _HALF
+        alignment = 4 if major >= 8 else 1  # minimum_gemm_alignment
+        if major >= 8 or (major >= 7 and half):
+            alignment = max(alignment, 8 if half else 4)
+        return (
+            self.card.attention != "math"
+            and (query.dtype in (torch.float32, torch.float16) or (half and major >= 8))
+            and query.dtype == key.dtype == value.dtype
+            and query.shape[:2] == key.shape[:2] == value.shape[:2]  # no groups of queries share a key
+            and query.shape[-1] % alignment == 0 == value.shape[-1] % alignment
+            and all(tensor.stride(-1) == 1 and tensor.shape[-2] for tensor in (query, key, value))
+        )
+
+    @staticmethod
+    def _prepare_mask(
+        mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor | None:
+        if mask is None:
+            return None
+        if mask.dtype == torch.bool:
+            mask = _additive(mask, query.dtype)
+        rest = mask.shape[-1] % 16
+        if rest:  # pad_bias: rows begin at whole 16 elements
+            mask = torch.nn.functional.pad(mask, (0, 16 - rest))[..., : key.shape[-2]]
+        return mask.expand(*query.shape[:-1], key.shape[-2])
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask of booleans as numbers to add, as `convert_boolean_attn_mask` does it."""
+    numbers = torch.zeros_like(mask, dtype=dtype)
+    return numbers.masked_fill_(mask.logical_not(), -torch.inf)
+
+
+# Autocast, by the lists of aten/src/ATen/autocast_mode.h. Its list for half precision is nearly that of the CPU.
+
+
+def _autocast(name: str) -> Callable[..., Any]:
+    operation = _overload(name)
+    below = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def cast(argument: Any) -> Any:
+        if isinstance(argument, torch.Tensor):
+            return argument.float() if argument.dtype in _HALF else argument
+        if isinstance(argument, list | tuple):
+            return type(argument)(map(cast, argument))
+        return argument
+
+    def in_fp32(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(below):
+            if not isinstance(args[0], FakeTensor):
+                return operation(*args, **kwargs)
+            return operation(*map(cast, args), **{key: cast(value) for key, value in kwargs.items()})
+
+    def to_fp32(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(below):
+            first = args[0]
+            if isinstance(first, FakeTensor) and (first.dtype in _HALF or first.dtype == torch.float32):
+                names = [argument.name for argument in operation._schema.arguments]
+                given = dict(zip(names, args, strict=False)) | kwargs
+                if given.get("dtype") is None:
+                    return operation(*args[: names.index("dtype")], **{**kwargs, "dtype": torch.float32})
+            return operation(*args, **kwargs)
+
+    return to_fp32 if name in _TO_FP32 else in_fp32
+
+
+# AT_FORALL_FP32: the inputs become fp32.
+_IN_FP32 = tuple(
+    """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
+    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
+    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+    binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
+    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
+    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
+    upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa""".split()
+)
+# AT_FORALL_FP32_SET_OPT_DTYPE: the result is fp32, unless another type was asked for.
+_TO_FP32 = tuple(
+    """prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+    linalg_matrix_norm.str_ord sum sum.dim_IntList""".split()
+)
