@@ -25,7 +25,7 @@ from snugtune.memory.kernels import Kernels
 from snugtune.memory.trace import CARD, place_on_card, tracing
 
 def predict(row: dict[str, Any], header: dict[str, Any], folder: Path) -> dict[str, Any]:
-    card = CudaCard(capability=(9, 0), attention=row["attention"])
+    card = CudaCard(capability=(9, 0), multiprocessors=132, attention=row["attention"])
     start = time.perf_counter()
     with cuda_choices(card), tracing(Kernels(card)) as tracer, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -6,9 +6,11 @@ half precision), and autocast has lists of its own. While `cuda_choices` is acti
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 from unittest import mock
 
@@ -25,12 +27,21 @@ class CudaCard:
 
     Args:
         capability: Compute capability.
+        multiprocessors: Multiprocessors of the card.
         attention: "default" as PyTorch chooses; "memory-efficient" with flash and cuDNN kernels switched off;
             "math" with those off too.
     """
 
     capability: tuple[int, int]
+    multiprocessors: int
     attention: Literal["default", "memory-efficient", "math"] = "default"
+
+    @property
+    def threads_per_multiprocessor(self) -> int:
+        """CUDA C++ Programming Guide, technical specifications per compute capability."""
+        return {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}.get(
+            self.capability, 2048
+        )
 
 
 @contextmanager
@@ -40,12 +51,17 @@ def cuda_choices(card: CudaCard) -> Iterator[None]:
         composed = torch.library.Library("aten", "IMPL", "AutogradCPU")  # noqa: TOR901
         stack.callback(composed._destroy)
         for name, function in _composed(card).items():
-            composed.impl(name, _for_fakes(function, _overload(name).decompose))
+            composed.impl(name, _for_fakes(function, _composite(_overload(name))))
         autocast = torch.library.Library("aten", "IMPL", "AutocastCPU")  # noqa: TOR901
         stack.callback(autocast._destroy)
         for name in (*_IN_FP32, *_TO_FP32):
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
-                autocast.impl(name, _autocast(name))
+                autocast.impl(name, _for_fakes(_autocast(name), _without_autocast(_overload(name))))
+        # The CPU's list has it for fp32; CUDA only has the parts it is put together from.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is overridden
+            whole = _overload("cross_entropy_loss")
+            autocast.impl("cross_entropy_loss", _for_fakes(_composite(whole), _in_fp32(whole)))
         _pretend(stack)
         yield
 
@@ -88,6 +104,11 @@ def _overload(name: str) -> Any:
     return getattr(getattr(_aten, base), overload or "default")
 
 
+def _composite(operation: Any) -> Callable[..., Any]:
+    # Not `decompose`, which prefers decompositions in Python where there are some.
+    return partial(operation._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
 def _for_fakes(function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
     def choose(*args: Any, **kwargs: Any) -> Any:
         if isinstance(args[0], FakeTensor):
@@ -110,7 +131,9 @@ def _composed(card: CudaCard) -> dict[str, Callable[..., Any]]:
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> Any:
     # aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable: one kernel, which keeps a mask of one byte.
-    if not (train and 0 < p < 1 and tensor.numel()):
+    if not train or p == 0 or not tensor.numel():
+        return tensor
+    if p >= 1:
         return NotImplemented
     return _aten.native_dropout.default(tensor, p, train)[0]
 
@@ -144,6 +167,12 @@ class _Attention:
         enable_gqa: bool = False,
     ) -> Any:
         if query.dim() == 4 and query.layout == torch.strided:
+            if self._may_cudnn(query, key, value):
+                needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+                mask = None if attn_mask is None else self._prepare_mask(attn_mask, query, key)
+                return _aten._scaled_dot_product_cudnn_attention.default(
+                    query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
+                )[0]
             if self._may_flash(query, key, value, attn_mask, is_causal):
                 return self._flash(query, key, value, dropout_p, is_causal, scale)
             if self._may_be_efficient(query, key, value):
@@ -157,6 +186,17 @@ class _Attention:
         return _aten._scaled_dot_product_attention_math.default(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
+
+    def _may_cudnn(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+        # check_prefer_cudnn_attention: on Hopper and data-centre Blackwell it comes first.
+        return (
+            self.card.attention == "default"
+            and self.card.capability[0] in (9, 10)
+            and query.dtype in _HALF
+            and query.shape[:2] == key.shape[:2] == value.shape[:2]
+            and all(tensor.shape[-1] % 8 == 0 and tensor.shape[-1] <= 256 for tensor in (query, value))
+            and query.shape[-2] > 1
+        )
 
     def _may_flash(
         self,
@@ -234,34 +274,49 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 # Autocast, by the lists of aten/src/ATen/autocast_mode.h. Its list for half precision is nearly that of the CPU.
 
 
+_BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
 def _autocast(name: str) -> Callable[..., Any]:
-    operation = _overload(name)
-    below = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    return (_to_fp32 if name in _TO_FP32 else _in_fp32)(_overload(name))
 
-    def cast(argument: Any) -> Any:
-        if isinstance(argument, torch.Tensor):
-            return argument.float() if argument.dtype in _HALF else argument
-        if isinstance(argument, list | tuple):
-            return type(argument)(map(cast, argument))
-        return argument
 
-    def in_fp32(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(below):
-            if not isinstance(args[0], FakeTensor):
-                return operation(*args, **kwargs)
-            return operation(*map(cast, args), **{key: cast(value) for key, value in kwargs.items()})
+def _without_autocast(operation: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+            return operation(*args, **kwargs)
 
-    def to_fp32(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(below):
-            first = args[0]
-            if isinstance(first, FakeTensor) and (first.dtype in _HALF or first.dtype == torch.float32):
-                names = [argument.name for argument in operation._schema.arguments]
+    return run
+
+
+def _cast(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return argument.float() if argument.dtype in _HALF else argument
+    if isinstance(argument, list | tuple):
+        return type(argument)(map(_cast, argument))
+    return argument
+
+
+def _in_fp32(operation: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+            return operation(*map(_cast, args), **{key: _cast(value) for key, value in kwargs.items()})
+
+    return run
+
+
+def _to_fp32(operation: Any) -> Callable[..., Any]:
+    names = [argument.name for argument in operation._schema.arguments]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+            if args[0].dtype in (*_HALF, torch.float32):
                 given = dict(zip(names, args, strict=False)) | kwargs
                 if given.get("dtype") is None:
                     return operation(*args[: names.index("dtype")], **{**kwargs, "dtype": torch.float32})
             return operation(*args, **kwargs)
 
-    return to_fp32 if name in _TO_FP32 else in_fp32
+    return run
 
 
 # AT_FORALL_FP32: the inputs become fp32.

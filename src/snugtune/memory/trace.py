@@ -17,11 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from snugtune.memory.fakes import FakeOperations
+from snugtune.memory.scratch import Lasting, Need, OnHost, Result
 from snugtune.memory.values import run_with_values, tensors_in
 
+_ADD = torch.ops.aten.add.Tensor
 _DEVICE_OF = torch.ops.prim.device.default
 CARD = torch.device("cpu", 0)
-Scratch = Callable[[Any, Any, dict[str, Any], Any], Iterator[tuple[int, str | None]]]
+Scratch = Callable[[Any, Any, dict[str, Any], Any], "Iterator[Need] | None"]
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class Tracer(TorchDispatchMode):
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._lasting: set[str] = set()
         self._phase, self._op = "", ""
+        self._alone: tuple[int, int] | None = (-1, -1)
         self._modules: list[str] = []
         self._module_of: dict[int, str] = {}  # sequence number of a forward operation -> module
         self._names: dict[int, str] = {}  # id of a module -> path
@@ -98,14 +101,47 @@ class Tracer(TorchDispatchMode):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         kwargs = kwargs or {}
         self._op = func._schema.name.removeprefix("aten::")
+        if func is _ADD and self._adds_in_place(args):
+            return args[0]
         result = run_with_values(
             func, args, kwargs, run=self._run, fakes=self.fakes, assumed=self.trace.assumed
         )
-        for tensor in tensors_in((result,)):
-            self._note(tensor)
-        if self._scratch is not None:
-            self._note_scratch(self._scratch(func, args, kwargs, result))
+        needs = self._scratch(func, args, kwargs, result) if self._scratch is not None else None
+        if needs is None:
+            for tensor in tensors_in((result,)):
+                self._note(tensor)
+        else:
+            self._note_needs(needs, _results(result))
         return result
+
+    def _adds_in_place(self, args: Any) -> bool:
+        """Whether the backward pass adds a gradient to another one that nothing else refers to.
+
+        torch/csrc/autograd/input_buffer.cpp does it in place, but never for subclasses of tensors, as fakes are.
+        """
+        first, second = args[0], args[1]
+        if torch._C._current_autograd_node() is None or torch.is_grad_enabled():
+            return False
+        if not isinstance(first, FakeTensor) or not isinstance(second, FakeTensor):
+            return False
+        storage = first.untyped_storage()
+        references = (first._use_count(), torch._C._storage_Use_Count(storage._cdata))
+        if self._alone is None:
+            self._alone = references
+        return (
+            references == self._alone
+            and first.shape == second.shape
+            and first.dtype == second.dtype
+            and first.is_contiguous()
+        )
+
+    def calibrate(self) -> None:
+        """Find out how many references there are to a gradient that only the backward pass knows."""
+        self._alone = None
+        x = torch.ones(2, device=CARD, requires_grad=True)
+        ((x * 2).exp() + (x * 3).exp()).backward(torch.ones(2, device=CARD))
+        del x
+        self.trace = Trace()
 
     def _note(self, tensor: torch.Tensor) -> None:
         if not isinstance(tensor, FakeTensor) or tensor.fake_device != CARD:
@@ -127,16 +163,28 @@ class Tracer(TorchDispatchMode):
         number, _ = self._alive.pop(key)
         self.trace.events.append(~number)
 
-    def _note_scratch(self, needs: Iterator[tuple[int, str | None]]) -> None:
-        # What has a name lasts, and is needed once; the rest lives as long as the operation.
-        numbers = []
-        for size_bytes, name in needs:
-            if name is None:
-                numbers.append(self._born(size_bytes, workspace=True))
-            elif name not in self._lasting:
-                self._lasting.add(name)
-                self._born(size_bytes, workspace=True)
-        self.trace.events.extend(~number for number in numbers)
+    def _note_needs(self, needs: Iterator[Need], results: list[torch.Tensor | None]) -> None:
+        born: list[int] = []
+        for need in needs:
+            if isinstance(need, Result):
+                if (tensor := results[need.number]) is not None:
+                    self._note(tensor)
+                results[need.number] = None
+            elif isinstance(need, OnHost):
+                results[need.number] = None
+            elif isinstance(need, Lasting):
+                if need.name not in self._lasting:
+                    self._lasting.add(need.name)
+                    self._born(need.size_bytes, workspace=True)
+            elif need >= 0:
+                born.append(self._born(need, workspace=True))
+            else:
+                self.trace.events.append(~born[~need])
+                born[~need] = -1
+        for tensor in results:
+            if tensor is not None:
+                self._note(tensor)
+        self.trace.events.extend(~number for number in reversed(born) if number >= 0)
 
     # Modules
 
@@ -167,19 +215,24 @@ class Tracer(TorchDispatchMode):
         stack.callback(hooks.register_module_forward_hook(leave, always_call=True).remove)
 
 
+def _results(result: Any) -> list[torch.Tensor | None]:
+    parts = result if isinstance(result, list | tuple) else [result]
+    return [part if isinstance(part, torch.Tensor) else None for part in parts]
+
+
 @contextmanager
 def tracing(scratch: Scratch | None = None) -> Iterator[Tracer]:
     """Tensors made inside are fake; those of the device `CARD` are noted in the tracer's `trace`.
 
     Args:
-        scratch: (operation, arguments, keywords, result) -> bytes that its kernels need besides the result, and the
-            name of each that is kept for later operations.
+        scratch: (operation, arguments, keywords, result) -> what its kernels ask for; None for the results alone.
     """
     tracer = Tracer(scratch)
     with ExitStack() as stack:
         tracer.follow_modules(stack)
         stack.enter_context(tracer.fakes)
         stack.enter_context(tracer)
+        tracer.calibrate()
         yield tracer
 
 
