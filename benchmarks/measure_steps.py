@@ -128,6 +128,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--only", default="")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="number of the first row")
+    parser.add_argument("--skip-operators", action="store_true")
     parser.add_argument("--seconds", type=float, default=240.0)
     options = parser.parse_args()
     start = time.perf_counter()
@@ -137,9 +139,11 @@ def main() -> int:
     rows = list(map(json.loads, options.rows.read_text().splitlines())) if options.rows else ROWS
     with (options.out / "steps.jsonl").open("w") as table:
         table.write(json.dumps({"header": header()}) + "\n")
-        (options.out / "operators.json").write_text(json.dumps(probe_operators(DEVICE, allocations, events_of)))
-        print(f"operators {time.perf_counter() - start:.0f} s", flush=True)
-        for row in rows:
+        if not options.skip_operators:
+            found = probe_operators(DEVICE, allocations, events_of)
+            (options.out / "operators.json").write_text(json.dumps(found))
+            print(f"operators {time.perf_counter() - start:.0f} s", flush=True)
+        for row in rows[options.first :]:
             if "build" not in row or options.only not in f"{row['id']} {row['model']}":
                 continue
             if time.perf_counter() - start > options.seconds:

@@ -144,7 +144,9 @@ def _flash_attention_backward(call: Call) -> Iterator[Need]:
 def _cudnn_attention(call: Call) -> Iterator[Need]:
     # Seed and offset lie on the card, and are kept for the backward pass.
     seed, offset = (index for index, part in enumerate(call.result) if _is_seed(part))
-    yield from (Result(seed), Result(offset), Result(0), Result(1), 256)
+    yield from (Result(seed), Result(offset), Result(0))
+    yield Result(1) if call.args[4] else OnHost(1)  # no log-sum-exp without a backward pass
+    yield 256
 
 
 def _is_seed(part: Any) -> bool:
