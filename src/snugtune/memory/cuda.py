@@ -17,6 +17,8 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from snugtune.memory.recurrent import recurrent_operations
+
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -126,7 +128,12 @@ def _composed(card: CudaCard) -> dict[str, Callable[..., Any]]:
         "softmax.int": _softmax(_aten._softmax.default),
         "log_softmax.int": _softmax(_aten._log_softmax.default),
         "scaled_dot_product_attention": _Attention(card),
+        **recurrent_operations(_autocast_type),
     }
+
+
+def _autocast_type() -> torch.dtype | None:
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> Any:

@@ -94,3 +94,54 @@ def replay(trace: Trace, allocator: Allocator) -> dict[str, Peak]:
                 values[0], values[2] = allocator.allocated_bytes, position
             values[1] = max(values[1], allocator.reserved_bytes)
     return peaks
+
+
+def held_at(trace: Trace, event: int) -> list[int]:
+    """Numbers of the storages that are alive after an event."""
+    alive: dict[int, None] = {}
+    for entry in trace.events[: event + 1]:
+        if entry >= 0:
+            alive[entry] = None
+        else:
+            alive.pop(~entry, None)
+    return list(alive)
+
+
+def by_kind(trace: Trace, held: list[int], *, gradients: set[int], optimizer: set[int]) -> dict[str, int]:
+    """Bytes of the storages that are held, by what they are for.
+
+    Args:
+        trace: The trace.
+        held: Numbers of storages, as from `held_at`.
+        gradients: Numbers of those that are gradients of parameters.
+        optimizer: Numbers of those that are the optimizer's.
+    """
+    kinds = dict.fromkeys(KINDS, 0)
+    for number in held:
+        storage = trace.storages[number]
+        if storage.workspace:
+            kind = "workspace"
+        elif number in gradients:
+            kind = "gradients"
+        elif number in optimizer:
+            kind = "optimizer"
+        elif storage.phase == "load":
+            kind = "weights"
+        elif storage.backward:
+            kind = "temporary"
+        else:
+            kind = "activations" if storage.module else "logits and loss"
+        kinds[kind] += storage.size_bytes
+    return kinds
+
+
+def by_layer(trace: Trace, held: list[int]) -> dict[str, int]:
+    """Bytes of the storages that are held, by the module that made them; "" stands for the code around it."""
+    layers: dict[str, int] = {}
+    for number in held:
+        storage = trace.storages[number]
+        layers[storage.module] = layers.get(storage.module, 0) + storage.size_bytes
+    return dict(sorted(layers.items(), key=lambda item: -item[1]))
+
+
+KINDS = ("weights", "gradients", "optimizer", "activations", "logits and loss", "temporary", "workspace")

@@ -35,6 +35,7 @@ class Storage:
         op: The operation that made it.
         module: Path of the module that was at work; in the backward pass, the one whose forward pass it belongs to.
         phase: What the callable was doing, as it said by `Tracer.phase`.
+        backward: Whether the backward pass, or what comes after it, made it.
         workspace: Whether a library needs it beside the tensors.
     """
 
@@ -42,6 +43,7 @@ class Storage:
     op: str
     module: str
     phase: str
+    backward: bool = False
     workspace: bool = False
 
 
@@ -155,7 +157,10 @@ class Tracer(TorchDispatchMode):
 
     def _born(self, size_bytes: int, *, workspace: bool = False) -> int:
         number = len(self.trace.storages)
-        self.trace.storages.append(Storage(size_bytes, self._op, self._module(), self._phase, workspace))
+        late = torch._C._current_autograd_node() is not None and not torch.is_grad_enabled()
+        self.trace.storages.append(
+            Storage(size_bytes, self._op, self._module(), self._phase, late, workspace)
+        )
         self.trace.events.append(number)
         return number
 
