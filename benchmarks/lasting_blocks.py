@@ -1,6 +1,6 @@
 """Which blocks stay allocated on a card after everything is deleted, and who asked for them.
 
-    python benchmarks/lasting_blocks.py OUT.json
+python benchmarks/lasting_blocks.py OUT.json
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def lasting() -> list[dict[str, object]]:
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
                 frames = [frame["name"] for frame in block.get("frames", [])][:25]
-                found.append({"size": block["size"], "requested": block.get("requested_size"), "frames": frames})
+                found.append(
+                    {"size": block["size"], "requested": block.get("requested_size"), "frames": frames}
+                )
     return found
 
 
@@ -52,7 +54,10 @@ def main() -> int:
     run("layer norm", nn.LayerNorm(256))
     run("convolution", nn.Sequential(nn.Unflatten(1, (1, 16, 16)), nn.Conv2d(1, 8, 3), nn.Flatten()))
     q = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.float16, requires_grad=True)
-    for backend in (torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION, torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+    for backend in (
+        torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION,
+        torch.nn.attention.SDPBackend.CUDNN_ATTENTION,
+    ):
         with torch.nn.attention.sdpa_kernel(backend):
             torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1).sum().backward()
         report[str(backend)] = lasting()

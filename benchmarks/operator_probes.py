@@ -111,7 +111,12 @@ def _convolutions() -> Iterator[tuple[str, Callable[[torch.device], Any]]]:
                 shape = (batch, inner, outer, size, kernel, stride, padding, groups)
                 name = f"conv2d {' '.join(map(str, shape))} {str(dtype)[6:]} {'grad' if grad else 'no'}"
                 yield name, _both(lambda device, s=shape, b=build: b(device, s))
-    for inner, outer, length, kernel in ((80, 384, 3000, 3), (384, 384, 3000, 3), (512, 512, 1600, 3), (1, 512, 16000, 10)):
+    for inner, outer, length, kernel in (
+        (80, 384, 3000, 3),
+        (384, 384, 3000, 3),
+        (512, 512, 1600, 3),
+        (1, 512, 16000, 10),
+    ):
 
         def build1(device: torch.device, c: Any = (inner, outer, length, kernel)) -> Any:
             weight = torch.randn(c[1], c[0], c[3], device=device, requires_grad=True)
@@ -123,15 +128,26 @@ def _convolutions() -> Iterator[tuple[str, Callable[[torch.device], Any]]]:
 
 def _recurrent() -> Iterator[tuple[str, Callable[[torch.device], Any]]]:
     for kind in (nn.LSTM, nn.GRU, nn.RNN):
-        for layers, hidden, both, drop in ((1, 512, False, 0.0), (2, 512, False, 0.0), (2, 512, True, 0.3), (1, 256, True, 0.0), (3, 650, False, 0.5)):
+        for layers, hidden, both, drop in (
+            (1, 512, False, 0.0),
+            (2, 512, False, 0.0),
+            (2, 512, True, 0.3),
+            (1, 256, True, 0.0),
+            (3, 650, False, 0.5),
+        ):
             for batch, length in ((8, 128), (32, 128), (32, 64), (64, 200)):
                 for dtype in (torch.float32, torch.float16):
                     if dtype == torch.float16 and batch != 32:
                         continue
 
-                    def build(device: torch.device, a: Any = (kind, layers, hidden, both, drop, batch, length, dtype)) -> Any:
+                    def build(
+                        device: torch.device,
+                        a: Any = (kind, layers, hidden, both, drop, batch, length, dtype),
+                    ) -> Any:
                         kind, layers, hidden, both, drop, batch, length, dtype = a
-                        net = kind(300, hidden, layers, batch_first=True, bidirectional=both, dropout=drop).to(device)
+                        net = kind(
+                            300, hidden, layers, batch_first=True, bidirectional=both, dropout=drop
+                        ).to(device)
                         x = torch.randn(batch, length, 300, device=device, requires_grad=True)
 
                         def call() -> Any:
@@ -140,11 +156,19 @@ def _recurrent() -> Iterator[tuple[str, Callable[[torch.device], Any]]]:
 
                         return call
 
-                    yield f"{kind.__name__} layers={layers} hidden={hidden} both={both} drop={drop} batch={batch} length={length} {str(dtype)[6:]}", _both(build)
+                    yield (
+                        f"{kind.__name__} layers={layers} hidden={hidden} both={both} drop={drop} batch={batch} length={length} {str(dtype)[6:]}",
+                        _both(build),
+                    )
 
 
 def _tensors() -> Iterator[tuple[str, Callable[[torch.device], Any]]]:
-    def of(function: Callable[[torch.Tensor], torch.Tensor], *shape: int, dtype: Any = torch.float32, grad: bool = True) -> Any:
+    def of(
+        function: Callable[[torch.Tensor], torch.Tensor],
+        *shape: int,
+        dtype: Any = torch.float32,
+        grad: bool = True,
+    ) -> Any:
         def build(device: torch.device) -> Any:
             x = torch.randn(*shape, device=device).to(dtype).requires_grad_(grad)
             return lambda: function(x)
@@ -169,7 +193,19 @@ def _tensors() -> Iterator[tuple[str, Callable[[torch.device], Any]]]:
         yield f"embedding 2 768 {tokens} None", embedding(2, 768, tokens, None)
         yield f"embedding 50257 1024 {tokens} None", embedding(50257, 1024, tokens, None)
         for width in (768, 1024, 4096):
-            yield f"layer_norm {tokens} {width}", of(lambda x: F.layer_norm(x, x.shape[-1:], torch.ones(x.shape[-1:], device=x.device, requires_grad=True), torch.zeros(x.shape[-1:], device=x.device, requires_grad=True)), tokens, width)
+            yield (
+                f"layer_norm {tokens} {width}",
+                of(
+                    lambda x: F.layer_norm(
+                        x,
+                        x.shape[-1:],
+                        torch.ones(x.shape[-1:], device=x.device, requires_grad=True),
+                        torch.zeros(x.shape[-1:], device=x.device, requires_grad=True),
+                    ),
+                    tokens,
+                    width,
+                ),
+            )
             yield f"sum0 {tokens} {width} float32", of(lambda x: x.sum(0), tokens, width)
             yield f"sum0 {tokens} {width} float16", of(lambda x: x.sum(0), tokens, width, dtype=torch.float16)
         yield f"sum01 8 {tokens // 8} 768", of(lambda x: x.sum((0, 1)), 8, tokens // 8, 768)
@@ -177,30 +213,131 @@ def _tensors() -> Iterator[tuple[str, Callable[[torch.device], Any]]]:
         yield f"mean {tokens} 768", of(lambda x: x.mean(), tokens, 768)
         yield f"norm {tokens} 768", of(lambda x: x.norm(), tokens, 768)
     for shape in ((2048, 30522), (2048, 50257), (512, 151936), (64, 2)):
+
         def loss(x: torch.Tensor) -> torch.Tensor:
             return F.cross_entropy(x, torch.zeros(x.shape[0], dtype=torch.long, device=x.device))
+
         yield f"cross_entropy {shape}", of(loss, *shape)
-        yield f"linear_bias {shape}", of(lambda x: F.linear(x, torch.ones(16, x.shape[1], device=x.device, requires_grad=True), torch.ones(16, device=x.device, requires_grad=True)), *shape)
+        yield (
+            f"linear_bias {shape}",
+            of(
+                lambda x: F.linear(
+                    x,
+                    torch.ones(16, x.shape[1], device=x.device, requires_grad=True),
+                    torch.ones(16, device=x.device, requires_grad=True),
+                ),
+                *shape,
+            ),
+        )
     for dtype in (torch.float32, torch.float16):
         for rows in (128, 2048, 8192):
-            yield f"linear {rows} 768 3072 {str(dtype)[6:]}", of(lambda x: F.linear(x, torch.ones(3072, 768, device=x.device, dtype=x.dtype, requires_grad=True), torch.ones(3072, device=x.device, dtype=x.dtype, requires_grad=True)), rows, 768, dtype=dtype)
+            yield (
+                f"linear {rows} 768 3072 {str(dtype)[6:]}",
+                of(
+                    lambda x: F.linear(
+                        x,
+                        torch.ones(3072, 768, device=x.device, dtype=x.dtype, requires_grad=True),
+                        torch.ones(3072, device=x.device, dtype=x.dtype, requires_grad=True),
+                    ),
+                    rows,
+                    768,
+                    dtype=dtype,
+                ),
+            )
     for size in (1024, 65536, 4_000_000):
-        yield f"cumsum {size}", once(lambda device, n=size: (lambda x=torch.ones(n, device=device, dtype=torch.long): x.cumsum(0)))
-        yield f"sort {size}", once(lambda device, n=size: (lambda x=torch.randn(n, device=device): x.sort()))
-        yield f"topk {size}", once(lambda device, n=size: (lambda x=torch.randn(n, device=device): x.topk(8)))
-        yield f"nonzero {size}", once(lambda device, n=size: (lambda x=torch.ones(n, device=device): x.nonzero()))
-        yield f"any {size}", once(lambda device, n=size: (lambda x=torch.ones(n, device=device, dtype=torch.bool): x.any()))
-        yield f"unique {size}", once(lambda device, n=size: (lambda x=torch.arange(n, device=device): x.unique()))
-        yield f"mask {size}", once(lambda device, n=size: (lambda x=torch.ones(n, device=device): x[x > 0]))
-        yield f"foreach_norm {size}", once(lambda device, n=size: (lambda x=tuple(torch.ones(n, device=device) for _ in range(5)): torch._foreach_norm(x)))
+        yield (
+            f"cumsum {size}",
+            once(lambda device, n=size: lambda x=torch.ones(n, device=device, dtype=torch.long): x.cumsum(0)),
+        )
+        yield f"sort {size}", once(lambda device, n=size: lambda x=torch.randn(n, device=device): x.sort())
+        yield f"topk {size}", once(lambda device, n=size: lambda x=torch.randn(n, device=device): x.topk(8))
+        yield (
+            f"nonzero {size}",
+            once(lambda device, n=size: lambda x=torch.ones(n, device=device): x.nonzero()),
+        )
+        yield (
+            f"any {size}",
+            once(lambda device, n=size: lambda x=torch.ones(n, device=device, dtype=torch.bool): x.any()),
+        )
+        yield (
+            f"unique {size}",
+            once(lambda device, n=size: lambda x=torch.arange(n, device=device): x.unique()),
+        )
+        yield f"mask {size}", once(lambda device, n=size: lambda x=torch.ones(n, device=device): x[x > 0])
+        yield (
+            f"foreach_norm {size}",
+            once(
+                lambda device, n=size: (
+                    lambda x=tuple(torch.ones(n, device=device) for _ in range(5)): torch._foreach_norm(x)
+                )
+            ),
+        )
     for rows in (1024, 8192):
         yield f"gather {rows}", of(lambda x: x[torch.arange(x.shape[0], device=x.device).flip(0)], rows, 768)
-        yield f"batch_norm {rows}", of(lambda x: F.batch_norm(x, None, None, torch.ones(x.shape[1], device=x.device, requires_grad=True), torch.zeros(x.shape[1], device=x.device, requires_grad=True), training=True), rows // 64, 64, 32, 32)
-        yield f"batch_norm_running {rows}", of(lambda x: F.batch_norm(x, torch.zeros(64, device=x.device), torch.ones(64, device=x.device), torch.ones(64, device=x.device, requires_grad=True), torch.zeros(64, device=x.device, requires_grad=True), training=True), rows // 64, 64, 32, 32)
-        yield f"group_norm {rows}", of(lambda x: F.group_norm(x, 8, torch.ones(64, device=x.device, requires_grad=True), torch.zeros(64, device=x.device, requires_grad=True)), rows // 64, 64, 32, 32)
-        yield f"rms_norm {rows}", of(lambda x: F.rms_norm(x, x.shape[-1:], torch.ones(x.shape[-1:], device=x.device, requires_grad=True)), rows, 768)
+        yield (
+            f"batch_norm {rows}",
+            of(
+                lambda x: F.batch_norm(
+                    x,
+                    None,
+                    None,
+                    torch.ones(x.shape[1], device=x.device, requires_grad=True),
+                    torch.zeros(x.shape[1], device=x.device, requires_grad=True),
+                    training=True,
+                ),
+                rows // 64,
+                64,
+                32,
+                32,
+            ),
+        )
+        yield (
+            f"batch_norm_running {rows}",
+            of(
+                lambda x: F.batch_norm(
+                    x,
+                    torch.zeros(64, device=x.device),
+                    torch.ones(64, device=x.device),
+                    torch.ones(64, device=x.device, requires_grad=True),
+                    torch.zeros(64, device=x.device, requires_grad=True),
+                    training=True,
+                ),
+                rows // 64,
+                64,
+                32,
+                32,
+            ),
+        )
+        yield (
+            f"group_norm {rows}",
+            of(
+                lambda x: F.group_norm(
+                    x,
+                    8,
+                    torch.ones(64, device=x.device, requires_grad=True),
+                    torch.zeros(64, device=x.device, requires_grad=True),
+                ),
+                rows // 64,
+                64,
+                32,
+                32,
+            ),
+        )
+        yield (
+            f"rms_norm {rows}",
+            of(
+                lambda x: F.rms_norm(
+                    x, x.shape[-1:], torch.ones(x.shape[-1:], device=x.device, requires_grad=True)
+                ),
+                rows,
+                768,
+            ),
+        )
         yield f"max_pool {rows}", of(lambda x: F.max_pool2d(x, 3, 2, 1), rows // 64, 64, 32, 32)
-        yield f"interpolate {rows}", of(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), rows // 64, 64, 32, 32)
+        yield (
+            f"interpolate {rows}",
+            of(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), rows // 64, 64, 32, 32),
+        )
         yield f"dropout {rows}", of(lambda x: F.dropout(x, 0.1), rows, 768)
         yield f"gelu {rows}", of(F.gelu, rows, 768)
         yield f"einsum {rows}", of(lambda x: torch.einsum("bhqd,bhkd->bhqk", x, x), 4, 12, rows // 8, 64)
@@ -209,24 +346,60 @@ def _tensors() -> Iterator[tuple[str, Callable[[torch.device], Any]]]:
 def _attention() -> Iterator[tuple[str, Callable[[torch.device], Any]]]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    backends = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH, "default": None}
-    for batch, heads, length, width in ((8, 12, 128, 64), (2, 12, 1000, 64), (4, 16, 512, 64), (2, 8, 512, 128), (2, 8, 300, 32), (1, 4, 256, 256), (2, 12, 512, 80)):
+    backends = {
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "math": SDPBackend.MATH,
+        "default": None,
+    }
+    for batch, heads, length, width in (
+        (8, 12, 128, 64),
+        (2, 12, 1000, 64),
+        (4, 16, 512, 64),
+        (2, 8, 512, 128),
+        (2, 8, 300, 32),
+        (1, 4, 256, 256),
+        (2, 12, 512, 80),
+    ):
         for dtype in (torch.float32, torch.float16):
             for how in ("plain", "causal", "mask"):
                 for name, backend in backends.items():
 
-                    def build(device: torch.device, a: Any = (batch, heads, length, width, dtype, how, backend)) -> Any:
+                    def build(
+                        device: torch.device, a: Any = (batch, heads, length, width, dtype, how, backend)
+                    ) -> Any:
                         batch, heads, length, width, dtype, how, backend = a
-                        qkv = [torch.randn(batch, length, heads * width, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
-                        mask = torch.zeros(batch, 1, length, length, device=device, dtype=dtype) if how == "mask" else None
+                        qkv = [
+                            torch.randn(
+                                batch, length, heads * width, device=device, dtype=dtype, requires_grad=True
+                            )
+                            for _ in range(3)
+                        ]
+                        mask = (
+                            torch.zeros(batch, 1, length, length, device=device, dtype=dtype)
+                            if how == "mask"
+                            else None
+                        )
 
                         def call() -> Any:
                             q, k, v = (t.view(batch, length, heads, width).transpose(1, 2) for t in qkv)
                             if backend is None:
-                                return F.scaled_dot_product_attention(q, k, v, mask, 0.1, how == "causal").transpose(1, 2).reshape(batch, length, -1)
+                                return (
+                                    F.scaled_dot_product_attention(q, k, v, mask, 0.1, how == "causal")
+                                    .transpose(1, 2)
+                                    .reshape(batch, length, -1)
+                                )
                             with sdpa_kernel(backend):
-                                return F.scaled_dot_product_attention(q, k, v, mask, 0.1, how == "causal").transpose(1, 2).reshape(batch, length, -1)
+                                return (
+                                    F.scaled_dot_product_attention(q, k, v, mask, 0.1, how == "causal")
+                                    .transpose(1, 2)
+                                    .reshape(batch, length, -1)
+                                )
 
                         return call
 
-                    yield f"attention {name} {batch} {heads} {length} {width} {str(dtype)[6:]} {how}", _both(build)
+                    yield (
+                        f"attention {name} {batch} {heads} {length} {width} {str(dtype)[6:]} {how}",
+                        _both(build),
+                    )

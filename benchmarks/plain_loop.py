@@ -50,7 +50,11 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> None:
     for name, module in list(model.named_modules()):
         if name.rpartition(".")[2] in lora["target_modules"]:
             parent = model.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], LoraLinear(module, lora["r"], getattr(torch, lora["adapter_dtype"])))
+            setattr(
+                parent,
+                name.rpartition(".")[2],
+                LoraLinear(module, lora["r"], getattr(torch, lora["adapter_dtype"])),
+            )
 
 
 def checkpoint(model: nn.Module, layers: int | str) -> None:
@@ -91,7 +95,11 @@ def make_batch(row: dict[str, Any], rows: int, device: torch.device) -> dict[str
     elif row["task"] == "token-classification":
         batch["labels"] = torch.randint(0, 2, (rows, length), device=device)
     else:
-        batch["labels"] = ids.clone() if row["task"] == "causal-lm" else torch.randint(0, vocab, (rows, length), device=device)
+        batch["labels"] = (
+            ids.clone()
+            if row["task"] == "causal-lm"
+            else torch.randint(0, vocab, (rows, length), device=device)
+        )
     return batch
 
 
@@ -115,7 +123,10 @@ def run(
     precision = PRECISIONS.get(row["precision"])
     half = {"device_type": device.type, "dtype": precision, "enabled": precision is not None}
     with phase("load"):
-        model = build_model(row, folder)
+        with device:
+            model = build_model(row, folder)
+        if hasattr(model, "config"):
+            model.config.use_cache = False
         if row["lora"]:
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(getattr(torch, row["lora"]["base_dtype"]))

@@ -24,7 +24,9 @@ def convolution(args: Any) -> Iterator[Need]:
     if _reads_as_it_is(tensor, weight, stride, padding):
         yield 400
     elif not _few_channels(tensor, weight):
-        yield _rearranged(tensor, weight, _output_elements(tensor, weight, stride, padding, dilation, transposed))
+        yield _rearranged(
+            tensor, weight, _output_elements(tensor, weight, stride, padding, dilation, transposed)
+        )
 
 
 def convolution_backward(args: Any, result: Any) -> Iterator[Need]:

@@ -73,14 +73,21 @@ def _pretend(stack: ExitStack) -> None:
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
-    stack.enter_context(mock.patch.object(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]))
+    stack.enter_context(
+        mock.patch.object(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
+    )
     for module in (optimizer, _foreach_utils):
         kinds = module._foreach_supported_types
         if FakeTensor not in kinds:
             kinds.append(FakeTensor)
             stack.callback(kinds.remove, FakeTensor)
     # These write on the host and copy; where no other kind of device is asked for, they leave the copy out.
-    for place, name in ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "new_tensor")):
+    for place, name in (
+        (torch, "tensor"),
+        (torch, "as_tensor"),
+        (torch, "asarray"),
+        (torch.Tensor, "new_tensor"),
+    ):
         stack.enter_context(mock.patch.object(place, name, _copied_where_asked(getattr(place, name))))
     try:
         from transformers.utils import import_utils

@@ -48,6 +48,8 @@ class FakeOperations:
         known = self._shapes.get(key)
         if known is None:
             result = func(*args, **kwargs)
+            if kind == "new" and _shares_storage(result, args):
+                return result  # some operations return views without saying so
             if (shapes := _shapes(result, kind)) is not None:
                 self._shapes[key] = shapes
             return result
@@ -55,9 +57,7 @@ class FakeOperations:
         base = args[0] if kind == "view" else None
         with in_kernel_invocation_manager(self._mode):
             bare = [self._bare(shape, base) for shape in shapes]
-        made = [
-            FakeTensor(self._mode, tensor, shape[4]) for tensor, shape in zip(bare, shapes, strict=True)
-        ]
+        made = [FakeTensor(self._mode, tensor, shape[4]) for tensor, shape in zip(bare, shapes, strict=True)]
         return made[0] if container is FakeTensor else container(made)
 
     @staticmethod
@@ -110,9 +110,7 @@ def _shapes(result: Any, kind: _Kind) -> tuple[type, list[_Shape]] | None:
     for tensor in results:
         if not isinstance(tensor, FakeTensor) or tensor.layout != torch.strided:
             return None
-        if kind == "new" and (
-            tensor.storage_offset() or tensor.untyped_storage().nbytes() != _extent(tensor)
-        ):
+        if kind == "new" and (tensor.storage_offset() or tensor.untyped_storage().nbytes() != extent(tensor)):
             return None
         found.append(
             (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.fake_device)
@@ -120,7 +118,16 @@ def _shapes(result: Any, kind: _Kind) -> tuple[type, list[_Shape]] | None:
     return (FakeTensor if result is not results else type(result)), found
 
 
-def _extent(tensor: torch.Tensor) -> int:
+def _shares_storage(result: Any, args: Any) -> bool:
+    def storages(values: Any) -> set[int]:
+        parts = values if isinstance(values, list | tuple) else [values]
+        return {part.untyped_storage()._cdata for part in parts if isinstance(part, FakeTensor)}
+
+    return not storages(args).isdisjoint(storages(result))
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first element of a tensor to its last."""
     if not tensor.numel():
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -71,7 +71,9 @@ def _foreach_norm(call: Call) -> Iterator[Need]:
 def _embedding(call: Call) -> Iterator[Need]:
     indices = call.args[1]
     if not indices.is_contiguous():
-        yield indices.numel() * indices.element_size()  # one row of indices, in aten/src/ATen/native/Embedding.cpp
+        yield (
+            indices.numel() * indices.element_size()
+        )  # one row of indices, in aten/src/ATen/native/Embedding.cpp
 
 
 def _embedding_backward(call: Call) -> Iterator[Need]:

@@ -53,7 +53,9 @@ class _Config:
     def __init__(self, tensor: torch.Tensor, reduced: set[int], card: CudaCard) -> None:
         sizes, strides = tensor.shape, tensor.stride()
         inner = [(strides[dim], sizes[dim]) for dim in reduced if sizes[dim] > 1]
-        outer = [(strides[dim], sizes[dim]) for dim in range(len(sizes)) if dim not in reduced and sizes[dim] > 1]
+        outer = [
+            (strides[dim], sizes[dim]) for dim in range(len(sizes)) if dim not in reduced and sizes[dim] > 1
+        ]
         self.inputs = math.prod(size for _, size in inner)
         self.outputs = math.prod(size for _, size in outer)
         fastest = not outer or (bool(inner) and min(inner)[0] < min(outer)[0])

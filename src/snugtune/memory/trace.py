@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from snugtune.memory.fakes import FakeOperations
+from snugtune.memory.fakes import FakeOperations, extent
 from snugtune.memory.scratch import Lasting, Need, OnHost, Result
 from snugtune.memory.values import run_with_values, tensors_in
 
@@ -134,7 +134,7 @@ class Tracer(TorchDispatchMode):
             references == self._alone
             and first.shape == second.shape
             and first.dtype == second.dtype
-            and first.is_contiguous()
+            and extent(first) == first.numel() * first.element_size()  # neither gaps nor overlaps
         )
 
     def calibrate(self) -> None:

@@ -122,9 +122,7 @@ def _trace(
         warnings.simplefilter("ignore")  # of fake tensors, and for the real run to show
         traced = _Traced(tracer.trace)
         with tracer.phase("load"):
-            step = Step(
-                _on_card(task, tracer), choices, hyperparameters, device=CARD, read=_answers
-            )
+            step = Step(_on_card(task, tracer), choices, hyperparameters, device=CARD, read=_answers)
         parameters = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
         step.optimizer.register_step_pre_hook(
             lambda *_: traced.gradients.update(_numbers(tracer, [parameter.grad for parameter in parameters]))
@@ -149,9 +147,7 @@ def _on_card(task: Task, tracer: Tracer) -> Task:
         tracer.watch(model)
         return model
 
-    return Task(
-        name=task.name, build_model=build, loss=task.loss, outputs=task.outputs, measure=task.measure
-    )
+    return Task(name=task.name, build_model=build, loss=task.loss, outputs=task.outputs, measure=task.measure)
 
 
 def _answers(values: torch.Tensor) -> list[float]:
