@@ -1,3 +1,4 @@
+# ruff: noqa: B008, E501
 """What single operators allocate on a card: each runs twice, and the second run's allocations are noted."""
 
 from __future__ import annotations

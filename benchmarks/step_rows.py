@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Training steps to measure: models of five families, each run in several ways."""
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from snugtune.memory.scratch import Need, Result
 
 def convolution(args: Any) -> Iterator[Need]:
     """Needs of `convolution` after its result."""
-    tensor, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
+    tensor, weight, _, stride, padding, dilation, transposed, _, groups = args
     if _is_depthwise(tensor, weight, groups):
         return
     if _reads_as_it_is(tensor, weight, stride, padding):

@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from snugtune.memory.autocast import autocast_operations
+from snugtune.memory.overriding import composite, for_fakes, overload
 from snugtune.memory.recurrent import recurrent_operations
 
 _aten = torch.ops.aten
@@ -49,21 +50,13 @@ class CudaCard:
 @contextmanager
 def cuda_choices(card: CudaCard) -> Iterator[None]:
     """Fake CPU tensors take CUDA's ways inside; other tensors are left alone."""
-    with ExitStack() as stack:
-        composed = torch.library.Library("aten", "IMPL", "AutogradCPU")  # noqa: TOR901
-        stack.callback(composed._destroy)
-        for name, function in _composed(card).items():
-            composed.impl(name, _for_fakes(function, _composite(_overload(name))))
-        autocast = torch.library.Library("aten", "IMPL", "AutocastCPU")  # noqa: TOR901
-        stack.callback(autocast._destroy)
-        for name in (*_IN_FP32, *_TO_FP32):
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
-                autocast.impl(name, _for_fakes(_autocast(name), _without_autocast(_overload(name))))
-        # The CPU's list has it for fp32; CUDA only has the parts it is put together from.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is overridden
-            whole = _overload("cross_entropy_loss")
-            autocast.impl("cross_entropy_loss", _for_fakes(_composite(whole), _in_fp32(whole)))
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is overridden
+        for key, operations in (("AutogradCPU", _composed(card)), ("AutocastCPU", autocast_operations())):
+            library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
+            stack.callback(library._destroy)
+            for name, function in operations:
+                library.impl(name, function)  # type: ignore[no-untyped-call]
         _pretend(stack)
         yield
 
@@ -73,9 +66,7 @@ def _pretend(stack: ExitStack) -> None:
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
-    stack.enter_context(
-        mock.patch.object(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
-    )
+    stack.enter_context(mock.patch.object(optimizer, "_get_foreach_kernels_supported_devices", _supported))
     for module in (optimizer, _foreach_utils):
         kinds = module._foreach_supported_types
         if FakeTensor not in kinds:
@@ -94,7 +85,15 @@ def _pretend(stack: ExitStack) -> None:
     except ImportError:
         return
     # Tensors with known values take the ways of real ones; a trace for export would not look at masks.
-    stack.enter_context(mock.patch.object(import_utils, "is_fake_tensor", lambda _: False, create=True))
+    stack.enter_context(mock.patch.object(import_utils, "is_fake_tensor", _is_none, create=True))
+
+
+def _supported() -> list[str]:
+    return ["cpu"]
+
+
+def _is_none(_: Any) -> bool:
+    return False
 
 
 def _copied_where_asked(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,35 +107,16 @@ def _copied_where_asked(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _overload(name: str) -> Any:
-    base, _, overload = name.partition(".")
-    return getattr(getattr(_aten, base), overload or "default")
-
-
-def _composite(operation: Any) -> Callable[..., Any]:
-    # Not `decompose`, which prefers decompositions in Python where there are some.
-    return partial(operation._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
-def _for_fakes(function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        if isinstance(args[0], FakeTensor):
-            made = function(*args, **kwargs)
-            if made is not NotImplemented:
-                return made
-        return otherwise(*args, **kwargs)
-
-    return choose
-
-
-def _composed(card: CudaCard) -> dict[str, Callable[..., Any]]:
-    return {
+def _composed(card: CudaCard) -> Iterator[tuple[str, Callable[..., Any]]]:
+    functions: dict[str, Callable[..., Any]] = {
         "dropout": _dropout,
         "softmax.int": _softmax(_aten._softmax.default),
         "log_softmax.int": _softmax(_aten._log_softmax.default),
         "scaled_dot_product_attention": _Attention(card),
         **recurrent_operations(_autocast_type),
     }
+    for name, function in functions.items():
+        yield name, for_fakes(function, composite(overload(name)))
 
 
 def _autocast_type() -> torch.dtype | None:
@@ -283,70 +263,3 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A mask of booleans as numbers to add, as `convert_boolean_attn_mask` does it."""
     numbers = torch.zeros_like(mask, dtype=dtype)
     return numbers.masked_fill_(mask.logical_not(), -torch.inf)
-
-
-# Autocast, by the lists of aten/src/ATen/autocast_mode.h. Its list for half precision is nearly that of the CPU.
-
-
-_BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-
-
-def _autocast(name: str) -> Callable[..., Any]:
-    return (_to_fp32 if name in _TO_FP32 else _in_fp32)(_overload(name))
-
-
-def _without_autocast(operation: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-            return operation(*args, **kwargs)
-
-    return run
-
-
-def _cast(argument: Any) -> Any:
-    if isinstance(argument, torch.Tensor):
-        return argument.float() if argument.dtype in _HALF else argument
-    if isinstance(argument, list | tuple):
-        return type(argument)(map(_cast, argument))
-    return argument
-
-
-def _in_fp32(operation: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-            return operation(*map(_cast, args), **{key: _cast(value) for key, value in kwargs.items()})
-
-    return run
-
-
-def _to_fp32(operation: Any) -> Callable[..., Any]:
-    names = [argument.name for argument in operation._schema.arguments]
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-            if args[0].dtype in (*_HALF, torch.float32):
-                given = dict(zip(names, args, strict=False)) | kwargs
-                if given.get("dtype") is None:
-                    return operation(*args[: names.index("dtype")], **{**kwargs, "dtype": torch.float32})
-            return operation(*args, **kwargs)
-
-    return run
-
-
-# AT_FORALL_FP32: the inputs become fp32.
-_IN_FP32 = tuple(
-    """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
-    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
-    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
-    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
-    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
-    binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
-    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
-    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
-    upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa""".split()
-)
-# AT_FORALL_FP32_SET_OPT_DTYPE: the result is fp32, unless another type was asked for.
-_TO_FP32 = tuple(
-    """prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
-    linalg_matrix_norm.str_ord sum sum.dim_IntList""".split()
-)

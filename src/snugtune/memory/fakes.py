@@ -5,7 +5,6 @@ PyTorch's fake mode has a cache too; most of its time goes into finding out whet
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 

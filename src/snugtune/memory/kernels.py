@@ -62,6 +62,12 @@ def _reduction(call: Call) -> Iterator[Need]:
     yield from reduction_buffers(call.card, call.func, call.args, call.kwargs)
 
 
+def _safe_softmax(call: Call) -> Iterator[Need]:
+    # Rows of nothing but minus infinity become zeros: SoftMax.cpp compares, and asks for each row.
+    elements, width = call.result.numel(), call.result.shape[call.args[1]]
+    yield from (Result(0), elements, elements // width, 4)
+
+
 def _foreach_norm(call: Call) -> Iterator[Need]:
     # ForeachReduceOp.cu: one number for each chunk of 65,536 elements of the largest tensor.
     chunks = max((-(-tensor.numel() // 65536) for tensor in call.args[0]), default=0)
@@ -195,6 +201,7 @@ _RULES: dict[Any, Callable[[Call], Iterator[Need]]] = {
     for rule, operations in (
         (_product, "mm addmm bmm baddbmm addmv mv dot"),
         (_dropout, "native_dropout"),
+        (_safe_softmax, "_safe_softmax"),
         (_foreach_norm, "_foreach_norm.Scalar"),
         (
             _reduction,

@@ -64,11 +64,11 @@ class Trace:
     assumed: dict[str, str] = field(default_factory=dict)
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the storages of the card. Used by `tracing`."""
 
     def __init__(self, scratch: Scratch | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._run = FakeOperations(self.fakes)
@@ -141,7 +141,7 @@ class Tracer(TorchDispatchMode):
         """Find out how many references there are to a gradient that only the backward pass knows."""
         self._alone = None
         x = torch.ones(2, device=CARD, requires_grad=True)
-        ((x * 2).exp() + (x * 3).exp()).backward(torch.ones(2, device=CARD))
+        torch.autograd.backward((x * 2).exp() + (x * 3).exp(), torch.ones(2, device=CARD))
         del x
         self.trace = Trace()
 
@@ -199,7 +199,7 @@ class Tracer(TorchDispatchMode):
             return self._module_of.get(node._sequence_nr(), "")
         module = self._modules[-1] if self._modules else ""
         if torch.is_grad_enabled():
-            self._module_of[torch.autograd._get_sequence_nr()] = module
+            self._module_of[torch.autograd._get_sequence_nr() - 1] = module  # of the node just made
         return module
 
     def watch(self, model: torch.nn.Module) -> None:
@@ -254,5 +254,5 @@ def place_on_card(model: torch.nn.Module) -> torch.nn.Module:
                 with torch.no_grad():
                     moved = tensor.detach().to(CARD)
                 tensor.data = moved
-                tensor.fake_device = CARD  # type: ignore[union-attr]
+                tensor.fake_device = CARD  # type: ignore[attr-defined]
     return model

@@ -108,12 +108,13 @@ def _positions_of_masks(indices: Any, fakes: FakeTensorMode, assumed: dict[str, 
             positions.append(index)
             continue
         value = known_value(index)
-        if value is None:
-            found = _every_position(_aten.nonzero.default, (index,), assumed)
-        else:
-            with _disable_current_modes():
+        with _disable_current_modes():
+            if value is None:
+                found = _every_position(_aten.nonzero.default, (index,), assumed)
+            else:
                 found = value.nonzero()
-        positions += [_fake_of(column, index.device, fakes) for column in found.unbind(1)]
+            columns = found.unbind(1)
+        positions += [_fake_of(column, index.device, fakes) for column in columns]
     return positions
 
 
