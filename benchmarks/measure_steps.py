@@ -2,8 +2,8 @@
 
     python benchmarks/measure_steps.py --out FOLDER [--rows TABLE.jsonl] [--only TEXT] [--seconds 240]
 
-Writes steps.jsonl (a table of the form that prediction_error.py reads), for each row allocations/ID.json (sizes and
-frees by phase), and operators.json (what single operators allocate).
+Writes steps.jsonl (a table of the form that prediction_error.py reads), for each row allocations/ID.json
+(sizes and frees by phase), and operators.json (what single operators allocate).
 """
 
 from __future__ import annotations

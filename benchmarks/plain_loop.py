@@ -1,4 +1,4 @@
-"""The training loop whose memory the tables of measured steps hold: plain PyTorch, on a card or on fake tensors."""
+"""The training loop of the tables of measured steps: plain PyTorch, on a card or on fake tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are not from transformers: recurrent and convolutional ones. Each takes a batch and returns a loss."""
+"""Models that are not from transformers, recurrent and convolutional: each returns a loss."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_the_gradient_of_an_embedding_is_sorted_where_measured(rows, tokens, exp
     assert births(tracer.trace, begin) == expected
 
 
-# Batch, heads, tokens, width, type -> backward pass, after the gradient itself: an H200, memory-efficient kernels.
+# Batch, heads, tokens, width, type -> what the backward pass of memory-efficient attention allocated.
 ATTENTION = [
     (2, 8, 512, 128, torch.float32, [4194304] * 4 + [32768, 32768, 4196352]),
     (2, 8, 300, 32, torch.float32, [614400] * 4 + [19200, 19200, 1312000]),

@@ -1,4 +1,4 @@
-"""A model of PyTorch's caching allocator: which blocks it would hand out, and what it would take from the card.
+"""A model of PyTorch's caching allocator: which blocks it hands out, and what it takes from the card.
 
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp`, the same from PyTorch 2.6 to 2.14 on one stream.
 """
@@ -53,7 +53,7 @@ class Block:
 @dataclass(eq=False)
 class _Pool:
     small: bool
-    # (size, address): best fit takes the smallest, the lowest among equals. The block is found by its address.
+    # (size, address): best fit takes the smallest, the lowest among equals.
     free: list[tuple[int, int]] = field(default_factory=list)
     blocks: dict[int, Block] = field(default_factory=dict)
     unmapped: list[int] = field(default_factory=list)  # addresses

@@ -1,9 +1,9 @@
 """Workspaces of cuDNN's convolutions.
 
-Most of its kernels want channels in the last dimension. For tensors that have them in the second, as PyTorch's usually
-do, it rearranges input, output and weights in its workspace. Kernels that read such tensors as they are exist for
-kernels of one point, if the points of a channel can be read 16 bytes at a time. Measured on an H200 with cuDNN 9.19;
-elsewhere the algorithms may differ.
+Most of its kernels want channels in the last dimension. For tensors that have them in the second, as
+PyTorch's usually do, it rearranges input, output and weights in its workspace. Filters of one point have
+kernels that read such tensors as they are, if the points of a channel can be read 16 bytes at a time.
+Measured on an H200 with cuDNN 9.19; elsewhere the algorithms may differ.
 """
 
 from __future__ import annotations

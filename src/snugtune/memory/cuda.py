@@ -1,7 +1,8 @@
 """What CUDA does differently from a CPU: its operators, run on fake CPU tensors in any build of PyTorch.
 
-Most operators are the same everywhere. Some are put together differently on each device (attention, dropout, softmax in
-half precision), and autocast has lists of its own. While `cuda_choices` is active, fake tensors get CUDA's.
+Most operators are the same everywhere. Some are put together differently on each device (attention,
+dropout, softmax in half precision), and autocast has lists of its own. While `cuda_choices` is active,
+fake tensors get CUDA's.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def cuda_choices(card: CudaCard) -> Iterator[None]:
 
 
 def _pretend(stack: ExitStack) -> None:
-    """Python code that asks what kind of tensor it has: fake ones of the card are like any other of a card."""
+    """Code that asks what kind of tensor it has: fake ones are like any other of a card."""
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
@@ -124,7 +125,7 @@ def _autocast_type() -> torch.dtype | None:
 
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> Any:
-    # aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable: one kernel, which keeps a mask of one byte.
+    # aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable: one kernel, with a mask of bytes.
     if not train or p == 0 or not tensor.numel():
         return tensor
     if p >= 1:
@@ -143,7 +144,7 @@ def _softmax(kernel: Any) -> Callable[..., Any]:
 
 
 class _Attention:
-    """The choice of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, and what attention.cpp does then."""
+    """The choice of native/transformers/cuda/sdp_utils.cpp, and what attention.cpp does then."""
 
     def __init__(self, card: CudaCard) -> None:
         self.card = card

@@ -1,4 +1,4 @@
-"""Operations on fake tensors, with the shapes of results remembered: layers repeat, and so do their operations.
+"""Operations on fake tensors, with the shapes of results remembered, since layers repeat.
 
 PyTorch's fake mode has a cache too; most of its time goes into finding out whether it may be used.
 """
@@ -49,8 +49,8 @@ class FakeOperations:
             result = func(*args, **kwargs)
             if kind == "new" and _shares_storage(result, args):
                 return result  # some operations return views without saying so
-            if (shapes := _shapes(result, kind)) is not None:
-                self._shapes[key] = shapes
+            if (found := _shapes(result, kind)) is not None:
+                self._shapes[key] = found
             return result
         container, shapes = known
         base = args[0] if kind == "view" else None
@@ -65,7 +65,7 @@ class FakeOperations:
         if base is None:
             return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
         empty = torch.empty(0, dtype=dtype, device="meta")
-        return empty.set_(base.untyped_storage(), offset, sizes, strides)  # type: ignore[call-overload]
+        return empty.set_(base.untyped_storage(), offset, sizes, strides)
 
 
 @cache
@@ -112,7 +112,7 @@ def _shapes(result: Any, kind: _Kind) -> tuple[type, list[_Shape]] | None:
         if kind == "new" and (tensor.storage_offset() or tensor.untyped_storage().nbytes() != extent(tensor)):
             return None
         found.append(
-            (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.fake_device)
+            (tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.fake_device)
         )
     return (FakeTensor if result is not results else type(result)), found
 

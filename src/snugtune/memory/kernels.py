@@ -1,6 +1,7 @@
 """What kernels and libraries need on the card besides the tensors that go in and come out.
 
-Sizes follow PyTorch's sources, or were measured on an H200 with PyTorch 2.11 and cuDNN 9.19 (`benchmarks/operator_probes.py`).
+Sizes follow PyTorch's sources, or were measured on an H200 with PyTorch 2.11 and cuDNN 9.19 by
+`benchmarks/operator_probes.py`.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Call:
 
 
 def _product(call: Call) -> Iterator[Need]:
-    # aten/src/ATen/cuda/CublasHandlePool.cpp: 4096 KiB * 8 on Hopper and later, :4096:2:16:8 before. Each thread has
-    # a handle of its own, and the backward pass runs in another thread.
+    # aten/src/ATen/cuda/CublasHandlePool.cpp: 4096 KiB * 8 on Hopper and later, :4096:2:16:8 before. Each
+    # thread has a handle of its own, and the backward pass runs in another thread.
     thread = "forward" if torch._C._current_autograd_node() is None else "backward"
     yield Result(0)
     size = 8 * 4096 * KiB if call.card.capability[0] >= 9 else 2 * 4096 * KiB + 8 * 16 * KiB
@@ -205,8 +206,8 @@ _RULES: dict[Any, Callable[[Call], Iterator[Need]]] = {
         (_foreach_norm, "_foreach_norm.Scalar"),
         (
             _reduction,
-            "sum sum.dim_IntList mean mean.dim any any.dim all all.dim linalg_vector_norm amax amin max min prod "
-            "norm.ScalarOpt_dim norm.Scalar",
+            "sum sum.dim_IntList mean mean.dim any any.dim all all.dim linalg_vector_norm amax amin max min "
+            "prod norm.ScalarOpt_dim norm.Scalar",
         ),
         (_embedding, "embedding"),
         (_embedding_backward, "embedding_dense_backward"),

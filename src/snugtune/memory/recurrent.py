@@ -1,7 +1,8 @@
 """Recurrent layers as cuDNN runs them: one call for all layers and steps, with a reserve and a workspace.
 
-The order of allocations is that of aten/src/ATen/native/cudnn/RNN.cpp. The reserve keeps the gates of every step for the
-backward pass; its size was found to be exact, that of the workspace to a few percent (H200, cuDNN 9.19).
+The order of allocations is that of aten/src/ATen/native/cudnn/RNN.cpp. The reserve keeps the gates of
+every step for the backward pass; its size was found to be exact, that of the workspace to a few percent
+(H200, cuDNN 9.19).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Buffers of CUDA's reductions: sums over many values are split over blocks of threads that meet in memory."""
+"""Buffers of CUDA's reductions: long sums are split over blocks of threads that meet in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What an operation asks the allocator for, in order.
 
-A number of bytes is a new block; ~n frees the n-th of them, counted from 0 within the operation. What is left at the
-end is freed there, the last first. A `Result` stands for one of the operation's own results.
+A number of bytes is a new block; ~n frees the n-th of them, counted from 0 within the operation. What is
+left at the end is freed there, the last first. A `Result` stands for one of the operation's own results.
 """
 
 from __future__ import annotations

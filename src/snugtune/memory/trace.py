@@ -1,7 +1,8 @@
 """What a callable allocates on a card: its storages, from birth to death, found out with fake tensors.
 
-Fake tensors have shapes but no data. Those of the card are fake tensors of the device `cpu:0`, those of the host of
-the device `cpu`: PyTorch keeps the two apart by the rules that hold for `cuda:0` and `cpu`, and needs no CUDA for it.
+Fake tensors have shapes but no data. Those of the card are fake tensors of the device `cpu:0`, those of
+the host of the device `cpu`: PyTorch keeps the two apart by the rules that hold for `cuda:0` and `cpu`,
+and needs no CUDA for it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -33,7 +34,7 @@ class Storage:
     Args:
         size_bytes: Bytes asked for, not rounded.
         op: The operation that made it.
-        module: Path of the module that was at work; in the backward pass, the one whose forward pass it belongs to.
+        module: Path of the module that was at work; in the backward pass, that of the forward operation.
         phase: What the callable was doing, as it said by `Tracer.phase`.
         backward: Whether the backward pass, or what comes after it, made it.
         workspace: Whether a library needs it beside the tensors.
@@ -119,7 +120,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _adds_in_place(self, args: Any) -> bool:
         """Whether the backward pass adds a gradient to another one that nothing else refers to.
 
-        torch/csrc/autograd/input_buffer.cpp does it in place, but never for subclasses of tensors, as fakes are.
+        torch/csrc/autograd/input_buffer.cpp does it in place, but not for subclasses, as fakes are.
         """
         first, second = args[0], args[1]
         if torch._C._current_autograd_node() is None or torch.is_grad_enabled():
@@ -127,7 +128,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(first, FakeTensor) or not isinstance(second, FakeTensor):
             return False
         storage = first.untyped_storage()
-        references = (first._use_count(), torch._C._storage_Use_Count(storage._cdata))
+        references = (cast(Any, first)._use_count(), torch._C._storage_Use_Count(storage._cdata))
         if self._alone is None:
             self._alone = references
         return (
@@ -199,7 +200,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._module_of.get(node._sequence_nr(), "")
         module = self._modules[-1] if self._modules else ""
         if torch.is_grad_enabled():
-            self._module_of[torch.autograd._get_sequence_nr() - 1] = module  # of the node just made
+            self._module_of[cast(Any, torch.autograd)._get_sequence_nr() - 1] = (
+                module  # of the node just made
+            )
         return module
 
     def watch(self, model: torch.nn.Module) -> None:
@@ -230,7 +233,7 @@ def tracing(scratch: Scratch | None = None) -> Iterator[Tracer]:
     """Tensors made inside are fake; those of the device `CARD` are noted in the tracer's `trace`.
 
     Args:
-        scratch: (operation, arguments, keywords, result) -> what its kernels ask for; None for the results alone.
+        scratch: (operation, arguments, keywords, result) -> what its kernels ask for; None: only results.
     """
     tracer = Tracer(scratch)
     with ExitStack() as stack:

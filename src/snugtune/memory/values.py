@@ -1,4 +1,4 @@
-"""Fake tensors that know their values: integers, masks and small tensors, whose values decide what a model does."""
+"""Fake tensors that know their values: integers, masks and small tensors, by which a model decides."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run_with_values(
     if not known:
         return result
     results = list(tensors_in((result,)))
-    # Where a known tensor is changed by an unknown one, it keeps the value it had: counters and sums start so.
+    # A known tensor that is changed by an unknown one keeps the value it had: sums and counters start so.
     if (results or func._schema.is_mutable) and all(map(_may_be_known, results)):
         try:
             real = list(tensors_in((_on_values(func, args, kwargs),)))
@@ -145,7 +145,8 @@ def _every_position(func: Any, args: Any, assumed: dict[str, str]) -> torch.Tens
 def _every_element(func: Any, args: Any, assumed: dict[str, str]) -> torch.Tensor:
     assumed[str(func)] = "every position of a mask counts"
     with _disable_current_modes():
-        return torch.zeros(torch.broadcast_shapes(args[0].shape, args[1].shape).numel(), dtype=args[0].dtype)
+        shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+        return torch.zeros(shape.numel(), dtype=args[0].dtype)
 
 
 def _all_different(func: Any, args: Any, assumed: dict[str, str]) -> tuple[torch.Tensor, ...]:

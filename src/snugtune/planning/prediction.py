@@ -1,4 +1,4 @@
-"""The peak memory of a training step before it runs: the step itself on fake tensors, replayed through the allocator."""
+"""The peak memory of a training step before it runs: the step itself, on fake tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Prediction:
         peak_allocated_bytes: Most bytes in tensors during training.
         peak_reserved_bytes: Most bytes that the allocator takes from the card during training; this is what
             has to fit.
-        first_update_peak_bytes: Most bytes in tensors during the first update, when the optimizer's state is born.
+        first_update_peak_bytes: Most bytes in tensors during the first update.
         evaluation_peak_bytes: Most bytes in tensors during an evaluation; None where none was asked for.
         process_bytes: Fewest and most bytes that the driver will charge to the process: reserved and context.
         by_kind: Bytes at the peak, by what they are for. Fragmentation is what is reserved beyond it.
@@ -57,7 +57,7 @@ class _Traced:
     state: set[int] = field(default_factory=set)
 
 
-def predict_step(
+def predict_step(  # noqa: PLR0913
     task: Task,
     choices: Choices,
     hyperparameters: Hyperparameters,
@@ -139,11 +139,11 @@ def _trace(
 
 
 def _on_card(task: Task, tracer: Tracer) -> Task:
-    """The task with a model that is on the card already: fake parameters cannot be moved by `nn.Module.to`."""
+    """The task with a model that is on the card: `nn.Module.to` cannot move fake parameters."""
 
     def build() -> nn.Module:
         model = place_on_card(task.build_model())
-        model.to = lambda *_, **__: model  # type: ignore[assignment, method-assign]
+        model.to = lambda *_, **__: model  # type: ignore[method-assign]
         tracer.watch(model)
         return model
 
