@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from plain_loop import run
+from torch.utils.checkpoint import checkpoint
 
 from snugtune.memory.allocator import Allocator, parse_settings
 from snugtune.memory.cuda import CudaCard, cuda_choices
@@ -68,8 +69,9 @@ def card_of(header: dict[str, Any], attention: str) -> CudaCard:
 def earlier_case(tracer: Tracer) -> None:
     """What an earlier case of the same process left behind: workspaces of the threads of both passes."""
     with tracer.phase("before"):
-        a = torch.randn(64, 64, device=CARD, requires_grad=True)
-        (a @ a).sum().backward()
+        layer = torch.nn.Linear(64, 64, device=CARD)
+        x = torch.randn(64, 64, device=CARD, requires_grad=True)
+        checkpoint(layer, x, use_reentrant=False).sum().backward()  # recomputed by the second thread
 
 
 def predict(row: dict[str, Any], header: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -51,6 +51,9 @@ def _product(call: Call) -> Iterator[Need]:
     yield Result(0)
     size = 8 * 4096 * KiB if call.card.capability[0] >= 9 else 2 * 4096 * KiB + 8 * 16 * KiB
     yield Lasting(size, f"cublas {thread}")
+    if call.func is _aten.addmm.default and call.args[0].dim() == 1:
+        # A bias is added by cuBLASLt, which has 1,024 KiB of its own for each thread.
+        yield Lasting(1024 * KiB, f"cublasLt {thread}")
 
 
 def _dropout(call: Call) -> Iterator[Need]:
