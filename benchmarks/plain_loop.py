@@ -125,8 +125,8 @@ def run(
     with phase("load"):
         with device:
             model = build_model(row, folder)
-        if hasattr(model, "config"):
-            model.config.use_cache = False
+        if row["task"] == "causal-lm" and hasattr(model, "config"):
+            model.config.use_cache = False  # keys and values are kept for generating only
         if row["lora"]:
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(getattr(torch, row["lora"]["base_dtype"]))
