@@ -260,7 +260,9 @@ def _notes(
         notes.append(f"max_length {config.data.max_length} is more than the model takes: {limit} is used")
     if share_cut > 0:
         share = f"{share_cut:.0%}" if share_cut >= 0.01 else "less than 1%"
-        notes.append(f"{share} of the texts are longer than {limit} tokens and are cut off there")
+        rows = len(tables["train"])
+        count = f"{round(share_cut * rows):,} of {rows:,} ({share})"
+        notes.append(f"{count} of the texts are longer than {limit} tokens and are cut off there")
     return notes
 
 
