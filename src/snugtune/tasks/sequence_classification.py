@@ -25,6 +25,7 @@ from snugtune.tasks.caching import without_cache
 from snugtune.tasks.pretrained import load_config, load_model, load_tokenizer, save_model, token_limit
 from snugtune.tasks.scores import measure, metric_names
 from snugtune.tasks.tokens import Padding, TokenRows, check_limit, check_vocabulary, tokenise
+from snugtune.units import show_count
 
 _PROBLEM_TYPES = {
     "single-label": "single_label_classification",
@@ -248,12 +249,12 @@ def _notes(
     if labels.kind == "regression":
         answer = f"a number from column {columns.labels[0]!r}"
     validation = (
-        f"{len(tables['validation']):,} rows to measure on"
+        f"{show_count(len(tables['validation']), 'row')} to measure on"
         if config.data.validation or config.data.validation_split
-        else f"{len(tables['validation']):,} rows set aside to measure on"
+        else f"{show_count(len(tables['validation']), 'row')} set aside to measure on"
     )
     notes = [
-        f"{len(tables['train']):,} rows to learn from, {validation}",
+        f"{show_count(len(tables['train']), 'row')} to learn from, {validation}",
         f"text from column {columns.text!r}{pair}; the model learns to answer {answer}",
     ]
     if limit < config.data.max_length:
