@@ -130,8 +130,10 @@ def _binary(kind: str, source: random.Random) -> bytes:
     import pyarrow as pa
     from pyarrow import parquet
 
-    rows = source.randrange(9)
-    texts = pa.array([source.choice([*_CELLS, None]) for _ in range(rows)], pa.string())
+    plain, strange = _plain_rows(source), source.randrange(9)
+    rows = len(plain) + strange
+    cells = [*(row["text"] for row in plain), *(source.choice([*_CELLS, None]) for _ in range(strange))]
+    texts = pa.array(cells, pa.string())
     labels = source.choice(
         [
             pa.array([source.choice(["a", "b"]) for _ in range(rows)]),
@@ -159,10 +161,20 @@ def _cells(source: random.Random) -> str:
         [["text", "label"], ["label", "text", "id"], ["a", "b"], ["text", "text", "label"], ["text"]]
     )
     rows = [names] if source.random() < 0.8 else []
+    rows += [[row.get(name, "more") for name in names] for row in _plain_rows(source)]
     for _ in range(source.randrange(9)):
         width = len(names) if source.random() < 0.9 else source.randrange(5)
         rows.append([source.choice(_CELLS) for _ in range(width)])
     return end.join(delimiter.join(_quoted(cell, delimiter, source) for cell in row) for row in rows) + end
+
+
+def _plain_rows(source: random.Random) -> list[dict[str, str]]:
+    """In half of the files: enough rows without fault that a run is not stopped for having too few."""
+    count = source.choice([0, source.randrange(20, 60)])
+    return [
+        {"text": f"plain words {row}", "label": source.choice(["good", "bad"]), "id": f"{row}"}
+        for row in range(count)
+    ]
 
 
 def _quoted(cell: str, delimiter: str, source: random.Random) -> str:
@@ -173,9 +185,9 @@ def _quoted(cell: str, delimiter: str, source: random.Random) -> str:
 
 
 def _json(source: random.Random, *, as_list: bool) -> str:
-    rows = []
+    rows: list[dict[str, object]] = [*_plain_rows(source)]
     for _ in range(source.randrange(9)):
-        row = {"text": source.choice(_CELLS), "label": source.choice(["a", "b", 0, 1])}
+        row: dict[str, object] = {"text": source.choice(_CELLS), "label": source.choice(["a", "b", 0, 1])}
         if source.random() < 0.3:
             row[source.choice(["text", "label", "more", ""])] = source.choice(_VALUES)
         rows.append(row)

@@ -62,6 +62,13 @@ def test_rare_classes_do_not_take_the_size_of_the_split_away() -> None:
     assert len(validation) == 100
 
 
+def test_every_class_of_three_rows_or_more_is_measured_where_there_is_room() -> None:
+    """C085: 4 rows among 200 were never measured, and their recall was shown as 0."""
+    labels = np.array([1] * 4 + [2] * 2 + [0] * 194)
+    _, validation = split_rows(labels, rows=200, fraction=0.1, seed=0, kind="single-label")
+    assert np.bincount(labels[validation]).tolist() == [19, 1]
+
+
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(DataError, match="3 rows are too few"):
         split_rows(np.array([0, 1, 2]), rows=3, fraction=0.5, seed=0, kind="single-label")

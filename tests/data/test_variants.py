@@ -113,8 +113,6 @@ STOPPING: dict[str, tuple[str, str | bytes, list[int | None], str]] = {
     "a comment above the names": ("a.csv", "# made by hand\n" + cells(), [2], "2 cells"),
     "a line of Excel above the names": ("a.csv", "sep=;\n" + cells().replace(",", ";"), [None], "sep="),
     "one row": ("a.csv", "text,label\na,1\n", [None], "only one class"),
-    "one row of each class": ("a.csv", "text,label\na,1\nb,0\n", [None], "too few"),
-    "one text with two labels": ("a.csv", "text,label\na,1\na,0\n", [None], "too few"),
     "one column": ("a.csv", "text\na\nb\n", [None], "which column"),
     "nothing but a page of errors": ("a.csv", "<!DOCTYPE html>\n<p>404, not found</p>\n", [2], "2 cells"),
     "an Excel file": ("a.csv", b"PK\x03\x04" + bytes(range(256)), [None], "Excel"),
@@ -299,3 +297,11 @@ print(snugtune.check_data({str(tmp_path / name)!r}).rows, pa.default_memory_pool
     found, peak_bytes = map(int, done.stdout.split())
     assert found == rows
     assert peak_bytes < 40 * 2**20
+
+
+@pytest.mark.parametrize("content", ["text,label\na,1\nb,0\n", "text,label\na,1\na,0\n"])
+def test_rows_that_are_too_few_to_set_some_aside_are_no_fault_of_the_file(content: str, check: Check) -> None:
+    found = check("a.csv", content)
+    assert (found.stops, found.needs_validation) == (False, True)
+    assert "too few to set some aside" in found.findings[0].what
+    assert found.lines()[-1] == "a run would start, given --validation"

@@ -458,7 +458,9 @@ def test_the_share_of_texts_that_are_cut_off_is_exact_and_said(columns, model, t
     prepared = prepare(model, {**data, "validation": own, "max_length": length})
     assert prepared.facts["share_cut_off"] == {"train": 0.1, "validation": 0.5}
     assert int(prepared.train.lengths.max()) == length
-    assert f"10% of the texts are longer than {length} tokens and are cut off there" in prepared.notes
+    assert (
+        f"1 of 10 (10%) of the texts are longer than {length} tokens and are cut off there" in prepared.notes
+    )
 
 
 def test_a_share_below_one_percent_is_not_called_zero(model, tmp_path):
@@ -469,7 +471,7 @@ def test_a_share_below_one_percent_is_not_called_zero(model, tmp_path):
         "validation": own,
         "max_length": 30,
     }
-    assert prepare(model, data).notes[-1].startswith("less than 1% of the texts are longer")
+    assert prepare(model, data).notes[-1].startswith("1 of 300 (less than 1%) of the texts are longer")
 
 
 @pytest.mark.parametrize(("name", "least"), [("single", 3), ("pairs", 5)])

@@ -154,3 +154,40 @@ def test_other_errors_are_left_as_they_are():
         raise RuntimeError("DataLoader worker (pid(s) 12, 13) exited unexpectedly")
     assert "12, 13" in caught.value.what
     assert "unknown" in caught.value.why
+
+
+@needs_posix
+@pytest.mark.parametrize("evaluation", [1, 2], ids=["middle", "end"])
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(train, monkeypatch, number, evaluation):
+    """The evaluation is done when the run continues, and the result is that of a run without a stop."""
+    settings = {"data.validation_fraction": 0.5, "evaluation.every_updates": 4}
+    whole = train("whole", settings)
+    real, passes, evaluated = Step.evaluate, [], []
+
+    def evaluate(self, batch):
+        position = len(list_checkpoints(whole.folder.parent / "parts" / "checkpoints"))
+        passes.append(1)
+        if position == evaluation - 1 and not evaluated:
+            evaluated.append(len(passes))
+            os.kill(os.getpid(), getattr(signal, number))
+        return real(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "evaluate", evaluate)
+        stopped = train("parts", settings)
+    assert (stopped.status, stopped.updates) == ("interrupted", 4 * evaluation)
+    assert len(passes) == evaluated[0]
+    record = read_record(stopped.folder / "record.jsonl")
+    assert len(record.evaluations) == evaluation - 1
+    with monkeypatch.context() as patch:  # once more, before the first update
+        patch.setattr(Step, "evaluate", lambda *a: os.kill(os.getpid(), signal.SIGTERM) or real(*a))
+        assert train("parts", settings).updates == 4 * evaluation
+    last = train("parts", settings)
+    assert_equal(whole, last)
+    scores = [
+        [(line["update"], line["metrics"], line["best"]) for line in read_record(path).evaluations]
+        for path in (whole.folder / "record.jsonl", last.folder / "record.jsonl")
+    ]
+    assert scores[0] == scores[1]
+    assert last.metrics == whole.metrics

@@ -193,7 +193,7 @@ class EvaluationPasses:
     """All rows once, in passes of at most `rows_per_pass` rows of like length, the longest first.
 
     A map-style data set; each item is one padded batch. `order` says which rows the passes hold. Of several
-    processes each has its own passes.
+    processes each has its own passes, and none has less than `fewest`.
     """
 
     def __init__(
@@ -209,6 +209,7 @@ class EvaluationPasses:
         by_length = np.argsort(-examples.lengths, kind="stable")
         passes = np.split(by_length, range(rows_per_pass, len(by_length), rows_per_pass))
         self.passes = passes[rank::processes]
+        self.fewest = len(passes) // processes
         self.order = np.concatenate([by_length[:0], *self.passes])
 
     def __len__(self) -> int:

@@ -31,6 +31,8 @@ class DataCheck:
         labels: Rows of each class; empty for numbers, or where the check did not come so far.
         encoding: Of a text file.
         delimiter: Of a file of cells.
+        needs_validation: The rows can be learnt from, but are too few to set some aside: a run starts only
+            where it is given validation data of its own.
         findings: What a person should know.
     """
 
@@ -41,6 +43,7 @@ class DataCheck:
     labels: dict[str, int]
     encoding: str | None
     delimiter: str | None
+    needs_validation: bool
     findings: list[Finding]
 
     @property
@@ -77,12 +80,14 @@ class DataCheck:
             f"{'stops' if finding.stops else 'finding':<9} {show_finding(finding)}"
             for finding in self.findings
         ]
-        said.append("a run would stop" if self.stops else "a run would start")
+        start = "a run would start" + (", given --validation" if self.needs_validation else "")
+        said.append("a run would stop" if self.stops else start)
         return said
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
         values = asdict(self)
+        del values["needs_validation"]  # a finding says it
         for finding in values["findings"]:
             del finding["stops"]
         return values
@@ -108,7 +113,7 @@ def look_at(settings: Settings) -> DataCheck:
         if settings.text_column or settings.label_column or "which column" not in error.what:
             raise
         fatal = [Finding(what=error.what, why=error.why, do=error.do, stops=True)]
-    fatal += _too_few(data, settings)
+    few = [*_too_few(data, settings)]
     table = data.tables.get("train")
     none: dict[str, Any] = {"rows": 0, "kept": 0, "refused": 0, "encoding": None, "delimiter": None}
     facts = table.facts() if table else none
@@ -121,12 +126,13 @@ def look_at(settings: Settings) -> DataCheck:
         labels=labels,
         encoding=facts["encoding"],
         delimiter=facts["delimiter"],
-        findings=[*fatal, *_report(data, settings), *data.findings],
+        needs_validation=bool(few),
+        findings=[*fatal, *few, *_report(data, settings), *data.findings],
     )
 
 
 def _too_few(data: CheckedData, settings: Settings) -> Iterator[Finding]:
-    """Whether no rows can be set aside, which matters only where no validation data is given."""
+    """Whether no rows can be set aside: no fault of the file, as a run may be given others to measure on."""
     if "train" not in data.digests or "validation" in data.tables:
         return
     try:
@@ -139,7 +145,7 @@ def _too_few(data: CheckedData, settings: Settings) -> Iterator[Finding]:
             digests=data.digests["train"],
         )
     except DataError as error:
-        yield Finding(what=error.what, why=error.why, do=error.do, stops=True)
+        yield Finding(what=error.what, why=error.why, do=error.do)
 
 
 def _labels(data: CheckedData) -> dict[str, int]:

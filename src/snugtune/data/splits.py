@@ -79,7 +79,11 @@ def _too_few(rows: int, classes: int) -> DataError:
 
 
 def _shares(sizes: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
-    """How many rows of each group are set aside: the largest remainders get what rounding down left over."""
+    """How many rows of each group are set aside: the largest remainders get what rounding down left over.
+
+    A group of three rows or more gets one of the largest share, where that stays above none: the recall of a
+    class that is not measured is unknown.
+    """
     import numpy as np
 
     wanted = np.minimum(sizes * fraction, np.maximum(sizes - 1, 0))
@@ -89,4 +93,10 @@ def _shares(sizes: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
         if takes.sum() >= total:
             break
         takes[group] += takes[group] < sizes[group] - 1
+    for group in np.flatnonzero((takes == 0) & (sizes >= 3)):
+        largest = int(takes.argmax())
+        if takes[largest] < 2:
+            break
+        takes[largest] -= 1
+        takes[group] = 1
     return cast("NDArray[np.int64]", takes)

@@ -20,7 +20,8 @@ def measure(
     *,
     rows_per_pass: int,
     on_pass: Callable[[int, int], None] = lambda done, total: None,
-) -> Metrics:
+    stop: Callable[[], bool] = lambda: False,
+) -> Metrics | None:
     """Scores of a step's model on examples; of several processes each does a part, and all have the scores.
 
     Args:
@@ -29,6 +30,11 @@ def measure(
         rows_per_pass: Rows of a pass. As many as in a training pass always fit: without gradients a pass
             keeps less.
         on_pass: Called after each pass with the passes done and all passes.
+        stop: Whether someone wants it to end; asked after each pass that is not the last. One process that
+            says so stops all.
+
+    Returns:
+        The scores; None if it was stopped.
     """
     processes = step.processes
     processes.share_buffers(step.model)
@@ -49,6 +55,8 @@ def measure(
     for batch in loader:
         outputs.append(step.evaluate(batch))
         on_pass(len(outputs), len(passes))
+        if len(outputs) < passes.fewest and processes.any(stop()):
+            return None
     everything = [out for part in processes.gather(outputs) for out in part]
     return step.task.measure({name: _join(name, everything) for name in everything[0]})
 

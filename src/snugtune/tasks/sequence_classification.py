@@ -25,6 +25,7 @@ from snugtune.tasks.caching import without_cache
 from snugtune.tasks.pretrained import load_config, load_model, load_tokenizer, save_model, token_limit
 from snugtune.tasks.scores import measure, metric_names
 from snugtune.tasks.tokens import Padding, TokenRows, check_limit, check_vocabulary, tokenise
+from snugtune.units import show_count
 
 _PROBLEM_TYPES = {
     "single-label": "single_label_classification",
@@ -248,19 +249,21 @@ def _notes(
     if labels.kind == "regression":
         answer = f"a number from column {columns.labels[0]!r}"
     validation = (
-        f"{len(tables['validation']):,} rows to measure on"
+        f"{show_count(len(tables['validation']), 'row')} to measure on"
         if config.data.validation or config.data.validation_split
-        else f"{len(tables['validation']):,} rows set aside to measure on"
+        else f"{show_count(len(tables['validation']), 'row')} set aside to measure on"
     )
     notes = [
-        f"{len(tables['train']):,} rows to learn from, {validation}",
+        f"{show_count(len(tables['train']), 'row')} to learn from, {validation}",
         f"text from column {columns.text!r}{pair}; the model learns to answer {answer}",
     ]
     if limit < config.data.max_length:
         notes.append(f"max_length {config.data.max_length} is more than the model takes: {limit} is used")
     if share_cut > 0:
         share = f"{share_cut:.0%}" if share_cut >= 0.01 else "less than 1%"
-        notes.append(f"{share} of the texts are longer than {limit} tokens and are cut off there")
+        rows = len(tables["train"])
+        count = f"{round(share_cut * rows):,} of {rows:,} ({share})"
+        notes.append(f"{count} of the texts are longer than {limit} tokens and are cut off there")
     return notes
 
 

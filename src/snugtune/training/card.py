@@ -67,6 +67,11 @@ def class_scores(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows if whole else []
 
 
+def show_score(row: Mapping[str, Any], name: str) -> str:
+    """A score of a label: '0.912'; a dash where no row measured it."""
+    return f"{row[name]:.3f}" if row["rows"] else "–"
+
+
 def _pipeline_head(config: RunConfig, pipeline: str, used_as: Path, facts: dict[str, Any]) -> list[str]:
     from huggingface_hub import ModelCardData
 
@@ -122,8 +127,8 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
         "| label | precision | recall | F1 | rows |",
         "|---|---|---|---|---|",
         *(
-            f"| {row['label']} | {row['precision']:.3f} | {row['recall']:.3f} | {row['f1']:.3f} "
-            f"| {row['rows']} |"
+            f"| {row['label']} | {show_score(row, 'precision')} | {show_score(row, 'recall')} "
+            f"| {show_score(row, 'f1')} | {row['rows']} |"
             for row in rows
         ),
         "",

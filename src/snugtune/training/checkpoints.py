@@ -22,7 +22,7 @@ from snugtune.training.manifest import MANIFEST, check_files, write_manifest
 from snugtune.training.optimizer_state import join_state, misfit, own_memory, split_state, whole
 from snugtune.training.positions import Position, belongs, checkpoint_path, list_checkpoints, update_of
 
-VERSION = 3
+VERSION = 4
 """1 had no manifest and no run_id, 2 no facts and no place in the data; both are still read."""
 
 _ANYWAY = "; --continue-anyway goes on with its weights where only the optimizer does not fit"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import time
 from collections import deque
@@ -20,11 +19,10 @@ from torch.utils.data import DataLoader
 from snugtune import environment, hardware, tasks
 from snugtune.config import RunConfig, show_config
 from snugtune.data.batching import Batch
-from snugtune.inference import measure
 from snugtune.processes import Processes
 from snugtune.record import RecordWriter
-from snugtune.tasks import Metrics, Prepared, is_better
-from snugtune.training.assembly import build_step, build_updates, count_parameters, evaluation_rows
+from snugtune.tasks import Metrics, Prepared
+from snugtune.training.assembly import build_step, build_updates, count_parameters
 from snugtune.training.checkpoints import check_savable
 from snugtune.training.continuing import go_on, load_newest, made_with, put_best, tell_changes
 from snugtune.training.device import (
@@ -35,6 +33,7 @@ from snugtune.training.device import (
     open_device,
     open_processes,
 )
+from snugtune.training.evaluating import evaluate
 from snugtune.training.finish import finish_model
 from snugtune.training.folder import RunFolder, check_same_run, clear_leftovers, write_aside
 from snugtune.training.health import Health
@@ -153,7 +152,11 @@ class _Run:
             Interrupts(quiet=mode == "quiet", launched=not self.processes.alone) as interrupts,
         ):
             self.reports.progress, self.reports.rates = progress, Rates(now=time.monotonic())
-            batches = iter(() if over else self._loader())
+            self.interrupts = interrupts
+            if self.position.unmeasured:
+                over = self._measure_and_save()
+                interrupted = not over and self.processes.any(interrupts.requested)
+            batches = iter(() if over or interrupted else self._loader())
             passes = next(batches, None)
             while passes is not None:
                 self._launch(passes)
@@ -177,7 +180,7 @@ class _Run:
         self.position = load_newest(self.folder, self.step, self.reports, self.processes)
         if not found:
             return
-        self.saver.last = self.position.update
+        self.saver.last, self.saver.unmeasured = self.position.update, self.position.unmeasured
         self.position = go_on(self.folder, self.updates, self.position, self.config, self.reports)
         now = {"device": self.device.name, "processes": self.processes.count}
         tell_changes(self.folder, self.decisions, now, self.reports)
@@ -255,13 +258,18 @@ class _Run:
         update, total = self.position.update + len(self.pending), self.updates.total
         timed = self.saver.is_due(self.config.checkpoints.every_minutes)
         measured = (update - self.updates.ahead) % self.every_updates == 0 or update == total
+        measured = measured or self.position.unmeasured
         if not (measured or timed):
             return False
         self._settle(most_pending=0)
         self.reports.rates.pause(now=time.monotonic())
         before = self.position
         if measured:
-            self._evaluate()
+            self.position = evaluate(
+                self.step, self.prepared, self.updates.plan, self.reports, before, stop=self._stop_wanted
+            )
+            if self.position.unmeasured:
+                return False  # saved as every interrupted run is
         saved = self.saver.save(self.position, "evaluation" if measured else "time")
         if measured and update < total and self.processes.any(not saved):
             # These weights are gone after the next update: the best that is on the disk stays the best.
@@ -273,6 +281,8 @@ class _Run:
 
     def _is_over(self) -> bool:
         patience, stale = self.config.evaluation.early_stopping, self.position.stale
+        if self.position.unmeasured:
+            return False
         if self.position.update == self.updates.total:
             return True
         if patience is None or stale < patience:
@@ -282,31 +292,8 @@ class _Run:
         )
         return True
 
-    def _evaluate(self) -> None:
-        began = time.monotonic()
-        metrics = measure(
-            self.step,
-            self.prepared.validation,
-            rows_per_pass=evaluation_rows(self.updates.plan, self.prepared.validation),
-            on_pass=self.reports.evaluation_pass,
-        )
-        value = metrics[self.task.metric]
-        # A model whose answers are not numbers has a loss that is none, whatever its accuracy.
-        sound = math.isfinite(metrics.get("loss", 0.0))
-        best = sound and is_better(value, than=self.position.best_value, smaller=self.task.smaller_is_better)
-        if best:
-            self.position = dataclasses.replace(
-                self.position, best_update=self.position.update, best_value=value, stale=0
-            )
-        else:
-            self.position = dataclasses.replace(self.position, stale=self.position.stale + 1)
-        self.reports.evaluation(
-            metrics,
-            self.position,
-            rows=len(self.prepared.validation),
-            seconds=time.monotonic() - began,
-            best=best,
-        )
+    def _stop_wanted(self) -> bool:
+        return self.interrupts.requested
 
     def _interrupted(self) -> TrainResult:
         saved = self.saver.save(self.position, "interrupt")

@@ -22,6 +22,7 @@ class Position:
         epoch: Epochs that are over; None in checkpoints of versions 1 and 2.
         rows: Rows of the next one that are over. Together they are the place in the data, whatever the batch
             size was.
+        unmeasured: An evaluation was interrupted here: it comes before the next update.
     """
 
     update: int = 0
@@ -32,6 +33,7 @@ class Position:
     seconds: float = 0.0
     epoch: int | None = None
     rows: int = 0
+    unmeasured: bool = False
 
 
 def checkpoint_path(folder: Path, update: int) -> Path:

@@ -42,6 +42,8 @@ class Saver:
         self.keep_last, self.facts = keep_last, facts
         self.last: int | None = None
         """Update of the newest checkpoint; None before the first."""
+        self.unmeasured = False
+        """Whether that one waits for an evaluation, after which it is written again."""
         self.failed: RunFolderError | None = None
         """Why the newest one could not be written; None if it could."""
         self.at = time.monotonic()
@@ -62,7 +64,7 @@ class Saver:
             RunFolderError: Nothing was ever saved, and there is no room for the finished model either.
         """
         began = self.at = time.monotonic()
-        if self.processes.rank or self.last == position.update:
+        if self.processes.rank or (self.last == position.update and self.unmeasured == position.unmeasured):
             return True
         places, run_id = self.folder.checkpoints, self.folder.run_id
         try:
@@ -78,7 +80,7 @@ class Saver:
             update=position.update,
         )
         self.at = time.monotonic()
-        self.last, self.failed = position.update, None
+        self.last, self.unmeasured, self.failed = position.update, position.unmeasured, None
         seconds = self.at - began
         self.reports.checkpoint(
             path, update=position.update, folder=self.folder.path, seconds=seconds, why=why

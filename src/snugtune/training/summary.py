@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from snugtune.data.writers import as_json_text, standard_output
-from snugtune.training.card import class_scores
+from snugtune.training.card import class_scores, show_score
 from snugtune.training.console import console
 from snugtune.training.result import TrainResult, show_numbers
 from snugtune.units import show_count, show_duration
@@ -88,7 +88,7 @@ def _class_table(classes: Sequence[dict[str, Any]]) -> Table:
     for name in ("precision", "recall", "F1", "rows"):
         table.add_column(name, justify="right")
     for row in classes:
-        scores = [f"{row[name]:.3f}" for name in ("precision", "recall", "f1")]
+        scores = [show_score(row, name) for name in ("precision", "recall", "f1")]
         table.add_row(str(row["label"]), *scores, str(row["rows"]))
     return table
 

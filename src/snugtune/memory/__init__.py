@@ -1,0 +1,1 @@
+"""What a callable would allocate on a card, found out without one."""
