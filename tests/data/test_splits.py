@@ -72,7 +72,7 @@ def test_every_class_of_three_rows_or_more_is_measured_where_there_is_room() -> 
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(DataError, match="3 rows are too few"):
         split_rows(np.array([0, 1, 2]), rows=3, fraction=0.5, seed=0, kind="single-label")
-    with pytest.raises(DataError, match="1 rows are too few"):
+    with pytest.raises(DataError, match="1 row is too few"):
         split_rows(None, rows=1, fraction=0.5, seed=0, kind="regression")
 
 

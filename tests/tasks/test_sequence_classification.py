@@ -305,7 +305,7 @@ def test_a_file_of_its_own_measures_and_nothing_is_set_aside(model, tmp_path):
     own = write_csv(tmp_path / "own.csv", ["label", "text"], [["差", "this team is awful"]])
     prepared = prepare(model, {**single(tmp_path), "validation": own})
     assert prepared.facts["rows"] == {"train": 24, "validation": 1}
-    assert "1 rows to measure on" in " ".join(prepared.notes)
+    assert "1 row to measure on" in " ".join(prepared.notes)
     assert prepared.validation.rows.labels == [1]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from snugtune.data.checks import rows_of_copies
 from snugtune.errors import DataError
+from snugtune.units import show_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +72,7 @@ def split_rows(
 
 def _too_few(rows: int, classes: int) -> DataError:
     return DataError(
-        f"{rows} rows are too few to set some aside for validation",
+        f"{show_count(rows, 'row')} {'is' if rows == 1 else 'are'} too few to set some aside for validation",
         why=f"each of {classes} classes needs one text to learn from, and one more text measures",
         do="add rows, or give validation data of its own; if the labels are numbers to be predicted, set "
         "data.label_kind to regression",
