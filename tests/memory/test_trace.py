@@ -271,3 +271,13 @@ def test_storages_know_their_module_in_both_passes() -> None:
         train(model, 30, tracer, 1)
     modules = {storage.module for storage in tracer.trace.storages if storage.backward}
     assert {"0", "1.0"} <= modules
+
+
+def test_a_filter_that_leaves_out_points_writes_its_output_as_it_has_to_be() -> None:
+    # Measured on an H200: conv2d 64 256 512 56 1 2 0 1.
+    def convolve() -> None:
+        with torch.no_grad():
+            x = torch.randn(64, 256, 56, 56, device=CARD)
+            F.conv2d(x, torch.randn(512, 256, 1, 1, device=CARD), stride=2)
+
+    assert [size for op, size in traced(convolve) if op == "convolution"] == [102760448, 206045200]
