@@ -159,6 +159,6 @@ def run(
             optimizer.zero_grad(set_to_none=True)
     with phase("evaluation"), torch.no_grad():
         model.eval()
-        batch = make_batch(row, 2 * row["micro_batch"], device)
+        examples = make_batch(row, 2 * row["micro_batch"], device)  # the last batch of training is still held
         with torch.autocast(**half):
-            model(**batch)
+            model(**examples)

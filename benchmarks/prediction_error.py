@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from library_versions import as_measured
 from plain_loop import run
 from torch.utils.checkpoint import checkpoint
 
@@ -78,7 +79,12 @@ def predict(row: dict[str, Any], header: dict[str, Any], folder: Path) -> dict[s
     """Peaks of a row in bytes, and the seconds that it took to predict them."""
     card = card_of(header, row["attention"])
     start = time.perf_counter()
-    with cuda_choices(card), tracing(Kernels(card)) as tracer, warnings.catch_warnings():
+    with (
+        cuda_choices(card),
+        tracing(Kernels(card)) as tracer,
+        as_measured(header),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         earlier_case(tracer)
         run(row, folder, CARD, phase=tracer.phase, updates=UPDATES, place=lambda _: None, ready=tracer.watch)

@@ -21,9 +21,14 @@ CARDS = [
 BUILDS = facts.read("builds")
 FIELDS = {
     "names", "aliases", "chip", "capability", "nominal_gib", "memory_bytes", "bandwidth_gb_s", "fp32_tflops",
-    "fp16_ratio", "source", "checked",
+    "fp16_ratio", "source", "checked", "multiprocessors",
 }  # fmt: skip
-VALUES = {"bandwidth_gb_s": (8, 20_000), "fp32_tflops": (0.2, 200), "fp16_ratio": (1 / 65, 4.1)}
+VALUES = {
+    "bandwidth_gb_s": (8, 20_000),
+    "fp32_tflops": (0.2, 200),
+    "fp16_ratio": (1 / 65, 4.1),
+    "multiprocessors": (1, 200),
+}
 
 
 @pytest.mark.parametrize("row", CARDS)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from snugtune.data.look import DataCheck as DataCheck
     from snugtune.errors import SnugtuneError as SnugtuneError
     from snugtune.inference.tables import Predictions as Predictions
+    from snugtune.planning.asked import predict_memory as predict_memory
+    from snugtune.planning.prediction import Prediction as Prediction
     from snugtune.tasks import Task as Task
     from snugtune.training.result import TrainResult as TrainResult
 
@@ -26,6 +28,7 @@ __version__ = "0.1.0"
 # Loaded on first use: importing the package must stay free of torch and pydantic.
 _HOMES = {
     "DataCheck": "snugtune.data.look",
+    "Prediction": "snugtune.planning.prediction",
     "Predictions": "snugtune.inference.tables",
     "SnugtuneError": "snugtune.errors",
     "Task": "snugtune.tasks",
@@ -37,12 +40,14 @@ _HOMES = {
     "evaluate": "snugtune.api",
     "install_line": "snugtune.api",
     "predict": "snugtune.api",
+    "predict_memory": "snugtune.planning.asked",
     "show_config": "snugtune.api",
     "train": "snugtune.api",
 }
 
 __all__ = [
     "DataCheck",
+    "Prediction",
     "Predictions",
     "SnugtuneError",
     "Task",
@@ -55,6 +60,7 @@ __all__ = [
     "evaluate",
     "install_line",
     "predict",
+    "predict_memory",
     "show_config",
     "train",
 ]

@@ -56,6 +56,13 @@ def test_small_values_are_known_and_large_ones_assumed() -> None:
     assert tracer.trace.assumed
 
 
+def test_an_initialiser_that_draws_until_all_numbers_are_in_range_ends() -> None:
+    with tracing() as tracer:
+        weight = torch.empty(300, 300, device=CARD)
+        assert torch.nn.init.trunc_normal_(weight, std=0.02) is weight
+    assert not tracer.trace.assumed
+
+
 def test_gradients_of_two_paths_are_added_in_place() -> None:
     def residual() -> None:
         x = torch.randn(64, 64, device=CARD, requires_grad=True)
@@ -177,6 +184,19 @@ def test_the_card_decides_which_attention_runs(attention, capability, operation)
     assert operation in dict(traced(attend, card))
 
 
+@pytest.mark.parametrize(
+    ("permuted", "operation"),
+    [(False, "_scaled_dot_product_efficient_attention"), (True, "_safe_softmax")],
+)
+def test_a_mask_that_is_not_in_rows_is_left_to_the_math_kernel(permuted: bool, operation: str) -> None:
+    def attend() -> None:
+        q = torch.randn(2, 4, 64, 32, device=CARD, requires_grad=True)
+        bias = torch.randn(64, 64, 4, device=CARD).permute(2, 0, 1).unsqueeze(0)
+        F.scaled_dot_product_attention(q, q, q, attn_mask=bias if permuted else bias.contiguous())
+
+    assert operation in dict(traced(attend))
+
+
 def test_autocast_follows_the_lists_of_cuda() -> None:
     card = CARD_90
     with cuda_choices(card), tracing(Kernels(card)), torch.autocast("cpu", dtype=torch.float16):
@@ -251,3 +271,13 @@ def test_storages_know_their_module_in_both_passes() -> None:
         train(model, 30, tracer, 1)
     modules = {storage.module for storage in tracer.trace.storages if storage.backward}
     assert {"0", "1.0"} <= modules
+
+
+def test_a_filter_that_leaves_out_points_writes_its_output_as_it_has_to_be() -> None:
+    # Measured on an H200: conv2d 64 256 512 56 1 2 0 1.
+    def convolve() -> None:
+        with torch.no_grad():
+            x = torch.randn(64, 256, 56, 56, device=CARD)
+            F.conv2d(x, torch.randn(512, 256, 1, 1, device=CARD), stride=2)
+
+    assert [size for op, size in traced(convolve) if op == "convolution"] == [102760448, 206045200]

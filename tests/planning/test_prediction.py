@@ -11,11 +11,11 @@ from torch import nn
 
 from snugtune.errors import UsageError
 from snugtune.memory.allocator import DoesNotFit
-from snugtune.memory.cuda import CudaCard
-from snugtune.planning.prediction import Prediction, predict_memory
+from snugtune.planning.asked import predict_memory
+from snugtune.planning.cards import planned_card
+from snugtune.planning.prediction import Prediction, predict_step, task_of
+from snugtune.step import Choices, Hyperparameters
 from snugtune.units import MiB
-
-PASCAL = CudaCard(capability=(6, 1), multiprocessors=28)
 
 
 class Net(nn.Module):
@@ -45,8 +45,7 @@ def predict(**settings: Any) -> Prediction:
         "model": Net,
         "batch": batch,
         "micro_batch": 256,
-        "card": PASCAL,
-        "context_bytes": (200 * MiB,) * 2,
+        "card": "GTX 1080 Ti",
     }
     return predict_memory(**{**how, **settings})  # type: ignore[arg-type]
 
@@ -65,7 +64,8 @@ def test_the_parts_are_those_of_the_step() -> None:
     assert sum(held.values()) == pytest.approx(prediction.peak_allocated_bytes, rel=0.03)
     assert sum(prediction.by_layer.values()) == sum(held.values())
     assert prediction.peak_reserved_bytes >= prediction.peak_allocated_bytes
-    assert prediction.process_bytes[0] >= prediction.peak_reserved_bytes + 200 * MiB
+    least, most = prediction.process_bytes
+    assert prediction.peak_reserved_bytes <= least <= most <= prediction.peak_reserved_bytes + 800 * MiB
     assert prediction.evaluation_peak_bytes is not None
     assert 3 * WEIGHTS < prediction.evaluation_peak_bytes < prediction.peak_allocated_bytes
     assert not prediction.assumed
@@ -91,10 +91,22 @@ def test_the_optimizer_decides_how_much_state_there_is() -> None:
 
 
 def test_what_does_not_fit_is_said() -> None:
+    def within(limit_bytes: int) -> Prediction:
+        card = planned_card("GTX 1080 Ti")
+        return predict_step(
+            task_of(Net, None),
+            Choices(),
+            Hyperparameters(),
+            passes=[batch(256)],
+            card=card.choices,
+            context_bytes=card.context_bytes,
+            limit_bytes=limit_bytes,
+        )
+
     needed = predict().peak_reserved_bytes
-    assert predict(limit_bytes=needed).peak_reserved_bytes <= needed
+    assert within(needed).peak_reserved_bytes <= needed
     with pytest.raises(DoesNotFit):
-        predict(limit_bytes=needed // 2)
+        within(needed // 2)
 
 
 def test_a_setting_of_the_allocator_that_is_not_modelled_is_refused() -> None:
@@ -133,3 +145,36 @@ def test_models_that_read_values_are_predicted() -> None:
     prediction = predict(model=Curious, evaluation_batch=8)
     assert prediction.peak_reserved_bytes > 0
     assert prediction.assumed  # the mask of numbers that a layer computed
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"card": "GTX 1080 Tie"}, "did you mean NVIDIA GeForce GTX 1080 Ti"),
+        ({"card": "a card"}, "snugtune cards"),
+        ({"card": 1080}, "no card is called 1080"),
+        ({"card": "GTX 1060"}, "several cards are called 'GTX 1060'"),
+        ({"micro_batch": -1}, "micro_batch is -1"),
+        ({"micro_batch": "eight"}, "micro_batch is 'eight'"),
+        ({"micro_batch": True}, "micro_batch is True"),
+        ({"passes": 0}, "passes is 0"),
+        ({"evaluation_batch": 2.5}, "evaluation_batch is 2.5"),
+        ({"checkpointed_layers": "most"}, "checkpointed_layers is 'most'"),
+        ({"precision": "fp8"}, "choose from fp32, fp16, bf16"),
+        ({"optimizer": "lion"}, "adafactor"),
+        ({"attention": "flash"}, "memory-efficient"),
+        ({"clip_grad_norm": 0}, "above zero"),
+        ({"model": Net()}, r"a model \(Net\)"),
+        ({"model": lambda: 1}, r"model\(\) returned an object of type int"),
+        ({"batch": lambda rows: [rows]}, "an object of type list"),
+    ],
+)
+def test_what_makes_no_sense_is_said(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        predict(**settings)
+
+
+def test_the_card_decides_about_workspaces_and_context() -> None:
+    pascal, hopper = predict(), predict(card="H200")
+    assert pascal.by_kind["workspace"] < hopper.by_kind["workspace"]
+    assert hopper.process_bytes[0] - hopper.peak_reserved_bytes >= 749 * MiB

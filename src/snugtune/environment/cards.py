@@ -23,6 +23,7 @@ class KnownCard:
     aliases: tuple[str, ...]
     chip: str
     capability: Capability
+    multiprocessors: int | None
     nominal_gib: float | None
     memory_bytes: int | None
     bandwidth_gb_s: float | None
@@ -57,6 +58,7 @@ def all_cards() -> tuple[KnownCard, ...]:
             aliases=tuple(row["aliases"]),
             chip=row["chip"],
             capability=numbers(row["capability"]),
+            multiprocessors=row.get("multiprocessors"),
             nominal_gib=row.get("nominal_gib"),
             memory_bytes=row.get("memory_bytes"),
             bandwidth_gb_s=row.get("bandwidth_gb_s"),

@@ -170,7 +170,7 @@ class _Attention:
                 )[0]
             if self._may_flash(query, key, value, attn_mask, is_causal):
                 return self._flash(query, key, value, dropout_p, is_causal, scale)
-            if self._may_be_efficient(query, key, value):
+            if self._may_be_efficient(query, key, value, attn_mask):
                 mask = self._prepare_mask(attn_mask, query, key)
                 needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
                 return _aten._scaled_dot_product_efficient_attention.default(
@@ -231,7 +231,9 @@ class _Attention:
         out: torch.Tensor = flash(query, key, value, dropout_p, causal, False, scale=scale)[0]
         return out[..., :width] if width % 8 else out
 
-    def _may_be_efficient(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    def _may_be_efficient(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> bool:
         major = self.card.capability[0]
         half = query.dtype in _HALF
         alignment = 4 if major >= 8 else 1  # minimum_gemm_alignment
@@ -244,6 +246,7 @@ class _Attention:
             and query.shape[:2] == key.shape[:2] == value.shape[:2]  # no groups of queries share a key
             and query.shape[-1] % alignment == 0 == value.shape[-1] % alignment
             and all(tensor.stride(-1) == 1 and tensor.shape[-2] for tensor in (query, key, value))
+            and (mask is None or mask.stride(-1) == 1)  # check_last_dim_stride_equals_1_dense
         )
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -123,9 +124,22 @@ def _positions_of_masks(indices: Any, fakes: FakeTensorMode, assumed: dict[str, 
 
 def _number(func: Any, args: Any, assumed: dict[str, str]) -> Any:
     dtype = args[0].dtype
+    if dtype == torch.bool and _is_initialising():
+        return False
     answer: Any = True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
     assumed[str(func)] = f"{answer} where a {str(dtype).removeprefix('torch.')} was read"
     return answer
+
+
+def _is_initialising() -> bool:
+    # Initialisers of PyTorch draw numbers again as long as one is out of
+    # range, which would be for ever.
+    frame = sys._getframe()
+    while (above := frame.f_back) is not None:
+        if above.f_code.co_filename == torch.nn.init.__file__:
+            return True
+        frame = above
+    return False
 
 
 def _truth(func: Any, args: Any, assumed: dict[str, str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -175,45 +175,3 @@ def _own_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
     mean = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, Mapping) else out[0]
     rows = next(iter(batch.values())).shape[0]
     return mean * rows, float(rows)
-
-
-def predict_memory(  # noqa: PLR0913
-    *,
-    model: Callable[[], nn.Module],
-    batch: Callable[[int], Batch],
-    micro_batch: int,
-    card: CudaCard,
-    context_bytes: tuple[int, int],
-    passes: int = 1,
-    precision: Literal["fp32", "fp16", "bf16"] = "fp32",
-    checkpointed_layers: int | Literal["all"] = 0,
-    optimizer: str = "adamw-fused",
-    clip_grad_norm: float | None = 1.0,
-    allocator: str = "",
-    evaluation_batch: int | None = None,
-    loss: Loss | None = None,
-    limit_bytes: int | None = None,
-) -> Prediction:
-    """Predict the peak memory of training a model, on a card that need not be there.
-
-    Args:
-        model: Makes the model; its weights need no memory.
-        batch: Number of rows -> a batch of CPU tensors by name.
-        micro_batch: Rows of a pass.
-        card, context_bytes, allocator, limit_bytes: As for `predict_step`.
-        passes: Passes of an update.
-        precision, checkpointed_layers, optimizer, clip_grad_norm: How the step is run.
-        evaluation_batch: Rows of an evaluation; None for none.
-        loss: As for `task_of`.
-    """
-    return predict_step(
-        task_of(model, loss),
-        Choices(precision=precision, checkpointed_layers=checkpointed_layers, optimizer=optimizer),
-        Hyperparameters(clip_grad_norm=clip_grad_norm),
-        passes=[batch(micro_batch) for _ in range(passes)],
-        card=card,
-        context_bytes=context_bytes,
-        evaluation=None if evaluation_batch is None else batch(evaluation_batch),
-        allocator=allocator,
-        limit_bytes=limit_bytes,
-    )
