@@ -73,6 +73,7 @@ def test_everyday_names_are_the_same_in_the_shell_in_python_and_in_the_table():
         "print_config",
         "quiet",
         "verbose",
+        "continue_anyway",
         "return",
     }
     assert flags == set(EVERYDAY)

@@ -33,7 +33,8 @@ def test_a_damaged_file_is_read_or_refused_in_words(
         for bad_rows in ("stop", "skip"):
             found = snugtune.check_data(tmp_path / name, set={"data.bad_rows": bad_rows})
             assert found.rows == found.kept + found.refused
-            if bad_rows == "skip" and not found.stops and found.labels:
+            lists = kind in ("parquet", "arrow")  # whose labels may be lists: none or several for a row
+            if bad_rows == "skip" and not found.stops and found.labels and not lists:
                 assert sum(found.labels.values()) == found.kept
     except SnugtuneError:
         pass

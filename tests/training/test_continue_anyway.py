@@ -192,7 +192,7 @@ def test_the_best_model_is_chosen_anew_where_scores_mean_something_else(
     """C117: a score is compared with scores of its own kind only."""
     scores = iter([0.9, *[0.5] * 9])
     monkeypatch.setattr(
-        "snugtune.training.loop.measure",
+        "snugtune.training.evaluating.measure",
         lambda *args, **more: {"accuracy": (score := next(scores)), "loss": 1 - score},
     )
     part(9)  # after the evaluation of update 7, which is the best of all

@@ -224,7 +224,7 @@ def test_the_best_model_is_kept_by_its_metric_in_the_right_direction(
     """C094, C117."""
     scripted = iter(values)
     monkeypatch.setattr(
-        "snugtune.training.loop.measure",
+        "snugtune.training.evaluating.measure",
         lambda *args, **kwargs: {"accuracy": 0.0, "loss": 0.0, metric: next(scripted)},
     )
     result = train(epochs=4, settings={"evaluation.metric": metric, "checkpoints.keep_last": 1})
@@ -240,7 +240,8 @@ def test_the_best_model_is_kept_by_its_metric_in_the_right_direction(
 def test_early_stopping_counts_evaluations_without_a_better_metric(train, monkeypatch):
     scripted = iter([0.5, 0.7, 0.7, 0.6, 0.9, 0.9])
     monkeypatch.setattr(
-        "snugtune.training.loop.measure", lambda *args, **kwargs: {"accuracy": next(scripted), "loss": 1.0}
+        "snugtune.training.evaluating.measure",
+        lambda *args, **kwargs: {"accuracy": next(scripted), "loss": 1.0},
     )
     result = train(epochs=6, settings={"evaluation.early_stopping": 2})
     assert (result.status, result.updates, result.best_update) == ("finished", 28, 14)
@@ -330,7 +331,7 @@ def test_a_skipped_update_does_not_move_the_schedule(train, monkeypatch):
 
 def test_a_model_whose_answers_are_no_numbers_is_never_the_best(train, monkeypatch):
     monkeypatch.setattr(
-        "snugtune.training.loop.measure", lambda *args, **more: {"accuracy": 1.0, "loss": math.nan}
+        "snugtune.training.evaluating.measure", lambda *args, **more: {"accuracy": 1.0, "loss": math.nan}
     )
     assert train().best_update is None
 

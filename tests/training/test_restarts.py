@@ -72,19 +72,19 @@ def test_a_stop_between_the_passes_of_an_update_loses_and_repeats_none_of_them(t
     """C116: an update is finished before saving, or done again as a whole."""
     settings = {"training.passes": 4, "checkpoints.every_minutes": 1e-6}
     whole = train("whole", settings)
-    real = Step._forward
+    real = Step.forward
     passes = []
 
-    def stop(self, batch):
+    def stop(self, batch, **more):
         passes.append(1)
         if len(passes) == 4 * 5 + 2:  # the second pass of the sixth update
             if how == "crash":
                 raise RuntimeError("the lamp fell on the keyboard")
             os.kill(os.getpid(), signal.SIGINT)
-        return real(self, batch)
+        return real(self, batch, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "_forward", stop)
+        patch.setattr(Step, "forward", stop)
         if how == "crash":
             with pytest.raises(RuntimeError, match="lamp"):
                 train("parts", settings)
@@ -104,7 +104,8 @@ def test_early_stopping_counts_over_restarts(train, monkeypatch, stops):
     settings = {"evaluation.every_updates": 2, "evaluation.early_stopping": 2}
     scripted = iter([0.5, 0.9, 0.6, 0.7, 0.95])  # after updates 2, 4, 6, 8, 10
     monkeypatch.setattr(
-        "snugtune.training.loop.measure", lambda *args, **more: {"accuracy": next(scripted), "loss": 1.0}
+        "snugtune.training.evaluating.measure",
+        lambda *args, **more: {"accuracy": next(scripted), "loss": 1.0},
     )
     for update in stops:
         with monkeypatch.context() as patch:
@@ -119,7 +120,8 @@ def test_the_best_stays_where_saves_and_evaluations_do_not_coincide(train, monke
     """C094: metrics 0.5, 0.9, 0.7, 0.6, 0.6; saved every third update, measured every second."""
     scripted = iter([0.5, 0.9, 0.7, 0.6, 0.6, 0.6, 0.6])
     monkeypatch.setattr(
-        "snugtune.training.loop.measure", lambda *args, **more: {"accuracy": next(scripted), "loss": 1.0}
+        "snugtune.training.evaluating.measure",
+        lambda *args, **more: {"accuracy": next(scripted), "loss": 1.0},
     )
     launched: list[int] = []
     real = Step.launch

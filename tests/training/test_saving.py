@@ -127,7 +127,8 @@ def test_a_best_model_that_is_damaged_is_replaced_by_the_last_one_and_that_is_to
 
     monkeypatch.setattr(saving.Saver, "save", damage)
     monkeypatch.setattr(
-        "snugtune.training.loop.measure", lambda *args, **more: {"accuracy": next(scripted), "loss": 1.0}
+        "snugtune.training.evaluating.measure",
+        lambda *args, **more: {"accuracy": next(scripted), "loss": 1.0},
     )
     result = train("run", EVERY)
     assert (result.best_update, result.metrics["accuracy"]) == (14, 0.7)
@@ -239,7 +240,8 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_and_not_the_run(trai
 def test_a_best_model_that_could_not_be_saved_is_not_the_best(train, monkeypatch):
     scripted = iter([0.5, 0.9, 0.6, 0.4])
     monkeypatch.setattr(
-        "snugtune.training.loop.measure", lambda *args, **more: {"accuracy": next(scripted), "loss": 1.0}
+        "snugtune.training.evaluating.measure",
+        lambda *args, **more: {"accuracy": next(scripted), "loss": 1.0},
     )
     full_disk(monkeypatch, when=lambda path: len(list_checkpoints(path.parent.parent)) == 1 and not tries)
     tries: list[int] = []
@@ -363,7 +365,8 @@ def test_a_run_that_was_killed_before_its_first_update_starts_again(train, tmp_p
 def test_a_run_that_stopped_early_and_was_killed_before_its_end_does_not_go_on(train, monkeypatch):
     scripted = iter([0.9, 0.7, 0.6])
     monkeypatch.setattr(
-        "snugtune.training.loop.measure", lambda *args, **more: {"accuracy": next(scripted), "loss": 1.0}
+        "snugtune.training.evaluating.measure",
+        lambda *args, **more: {"accuracy": next(scripted), "loss": 1.0},
     )
     settings = {"evaluation.every_updates": 2, "evaluation.early_stopping": 2}
     with monkeypatch.context() as patch:
