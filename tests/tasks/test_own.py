@@ -142,7 +142,7 @@ def test_other_data_in_the_same_folder_are_refused(train, points):
     task = snugtune.Task(build_model=linear, loss=loss)
     first = train(task)
     assert train(task) == first
-    with pytest.raises(RunFolderError, match="the contents of data.train"):
+    with pytest.raises(RunFolderError, match=r"the contents of data\.train"):
         train(task, {**points, "x": points["x"] * 2})
 
 
@@ -340,9 +340,9 @@ def test_another_data_set_in_the_same_folder_is_refused(train, points):
         first = train(task, same, output=name, epochs=1)
         assert train(task, same, output=name, epochs=1) == first
         for other in others:
-            with pytest.raises(RunFolderError, match="the contents of data.train"):
+            with pytest.raises(RunFolderError, match=r"the contents of data\.train"):
                 train(task, other, output=name, epochs=1)
-        with pytest.raises(RunFolderError, match=r"it differs in data\.validation"):
+        with pytest.raises(RunFolderError, match=r"these differ: data\.validation"):
             train(task, same, output=name, epochs=1, validation=points)
 
 
