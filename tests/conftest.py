@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in need_card:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA card that this torch can use"))
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_works() -> None:
+    """A shell starts jobs in the background with Ctrl-C ignored, and our command leaves it so at its end."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

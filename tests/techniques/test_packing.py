@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch import nn
 from snugtune.errors import ModelError
 from snugtune.step import Choices, Hyperparameters, Step
 from snugtune.tasks import Task
+from snugtune.techniques import row_attention
 from snugtune.techniques.row_attention import Layout
 
 CPU = torch.device("cpu")
@@ -130,6 +134,29 @@ def test_dropout_is_used_and_follows_from_the_update():
         return step.update([padded([9, 5, 2])], number=number, learning_rate=0.0).loss
 
     assert loss(1) == loss(1) != loss(2)
+
+
+def by_rows(query, key, value, layout, dropout, scaling, *, borders=None):
+    """Attention of each row by itself: what the kernel with borders computes."""
+    borders = layout.borders.tolist() if borders is None else borders
+    parts = [
+        F.scaled_dot_product_attention(*(part[:, :, start:stop] for part in (query, key, value)))
+        for start, stop in itertools.pairwise(borders)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "size"), [(2, 8), (12, 32), (12, 64), (4, 128)])
+def test_another_way_of_attention_is_right_by_its_answers_alone(dtype, heads, size):
+    def judge(way) -> bool:
+        return row_attention._is_right(way, CPU, dtype, heads, size)
+
+    assert judge(by_rows)
+    assert not judge(partial(by_rows, borders=[0, 5, 9]))  # the last two rows see each other
+    assert not judge(partial(by_rows, borders=[0, 6, 8, 9]))
+    assert not judge(lambda query, *more: by_rows(1.1 * query, *more))
+    assert not judge(lambda *all_of: 1.1 * by_rows(*all_of))
 
 
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=12), price=st.integers(0, 60))
