@@ -23,48 +23,28 @@ from library_versions import as_measured
 from plain_loop import run
 from torch.utils.checkpoint import checkpoint
 
+from snugtune.errors import UsageError
 from snugtune.memory.allocator import Allocator, parse_settings
 from snugtune.memory.cuda import CudaCard, cuda_choices
 from snugtune.memory.footprint import repeat, replay
 from snugtune.memory.kernels import Kernels
 from snugtune.memory.trace import CARD, Tracer, tracing
+from snugtune.planning.cards import planned_card
 from snugtune.units import MiB
 
-# Name as the driver says it -> compute capability, multiprocessors (NVIDIA's architecture white papers).
-CARDS = {
-    "NVIDIA H200": ((9, 0), 132),
-    "NVIDIA H100 80GB HBM3": ((9, 0), 132),
-    "NVIDIA H100 PCIe": ((9, 0), 114),
-    "NVIDIA A100-SXM4-40GB": ((8, 0), 108),
-    "NVIDIA A100-SXM4-80GB": ((8, 0), 108),
-    "NVIDIA A100-PCIE-40GB": ((8, 0), 108),
-    "NVIDIA A100 80GB PCIe": ((8, 0), 108),
-    "NVIDIA A10": ((8, 6), 72),
-    "NVIDIA A10G": ((8, 6), 80),
-    "NVIDIA GeForce RTX 3060": ((8, 6), 28),
-    "NVIDIA GeForce RTX 3090": ((8, 6), 82),
-    "NVIDIA GeForce RTX 4060": ((8, 9), 24),
-    "NVIDIA GeForce RTX 4090": ((8, 9), 128),
-    "NVIDIA L4": ((8, 9), 58),
-    "NVIDIA L40S": ((8, 9), 142),
-    "Tesla T4": ((7, 5), 40),
-    "NVIDIA GeForce RTX 2080 Ti": ((7, 5), 68),
-    "Tesla V100-SXM2-16GB": ((7, 0), 80),
-    "Tesla P100-PCIE-16GB": ((6, 0), 56),
-    "NVIDIA GeForce GTX 1080 Ti": ((6, 1), 28),
-}
 METRICS = ("allocated", "reserved", "evaluation", "process")
 UPDATES = 3  # traced; the third stands for all later ones
 
 
 def card_of(header: dict[str, Any], attention: str) -> CudaCard:
-    """The card of a table."""
-    capability, multiprocessors = CARDS.get(header.get("card", ""), (None, None))
-    capability = tuple(header["capability"]) if "capability" in header else capability
-    multiprocessors = header.get("multiprocessors", multiprocessors)
-    if capability is None or multiprocessors is None:
-        raise SystemExit(f"unknown card {header.get('card')!r}: add it to CARDS in {__file__}")
-    return CudaCard(capability=capability, multiprocessors=multiprocessors, attention=attention)  # type: ignore[arg-type]
+    """The card of a table: by its name, or by the figures in the header where facts/cards.toml lacks it."""
+    if {"capability", "multiprocessors"} <= header.keys():
+        capability = tuple(header["capability"])
+        return CudaCard(capability=capability, multiprocessors=header["multiprocessors"], attention=attention)  # type: ignore[arg-type]
+    try:
+        return planned_card(header.get("card", ""), attention=attention).choices  # type: ignore[arg-type]
+    except UsageError as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 def earlier_case(tracer: Tracer) -> None:
