@@ -38,13 +38,14 @@ UPDATES = 3  # traced; the third stands for all later ones
 
 def card_of(header: dict[str, Any], attention: str) -> CudaCard:
     """The card of a table: by its name, or by the figures in the header where facts/cards.toml lacks it."""
-    if {"capability", "multiprocessors"} <= header.keys():
-        capability = tuple(header["capability"])
-        return CudaCard(capability=capability, multiprocessors=header["multiprocessors"], attention=attention)  # type: ignore[arg-type]
+    name = header.get("card", "")
     try:
-        return planned_card(header.get("card", ""), attention=attention).choices  # type: ignore[arg-type]
+        return planned_card(name, attention=attention).choices  # type: ignore[arg-type]
     except UsageError as error:
-        raise SystemExit(f"error: {error}") from error
+        if not {"capability", "multiprocessors"} <= header.keys():
+            raise SystemExit(f"error: {error}") from error
+    figures = {"capability": tuple(header["capability"]), "multiprocessors": header["multiprocessors"]}
+    return CudaCard(**figures, attention=attention)  # type: ignore[arg-type]
 
 
 def earlier_case(tracer: Tracer) -> None:

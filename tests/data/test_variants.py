@@ -7,13 +7,18 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import snugtune
+from snugtune.data import plain_cells
 from snugtune.data.look import DataCheck
 from snugtune.data.plain_cells import Doubtful, plain_batches
 
@@ -256,8 +261,6 @@ def test_a_list_is_read_in_blocks(check: Check, monkeypatch: pytest.MonkeyPatch)
 def test_the_fast_reader_understands_blocks_like_one_file(
     block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from snugtune.data import plain_cells
-
     monkeypatch.setattr(plain_cells, "_BLOCK_BYTES", block_bytes)
     path = tmp_path / "a.csv"
     path.write_bytes('\ufefftext,label\r\n"two\nlines, ""and"" more",1\n\nplain,"0"\nlast,1'.encode())
@@ -305,3 +308,24 @@ def test_rows_that_are_too_few_to_set_some_aside_are_no_fault_of_the_file(conten
     assert (found.stops, found.needs_validation) == (False, True)
     assert "too few to set some aside" in found.findings[0].what
     assert found.lines()[-1] == "a run would start, given --validation"
+
+
+def test_one_quote_too_many_in_a_large_file_is_found_out_soon(tmp_path):
+    """No line after it ends outside of quotes; to count them anew for each line would take hours."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'text,label\na 5" screen,1\n' + b"a plain text,0\n" * 1_000_000)
+    with pytest.raises(Doubtful):
+        list(plain_batches(path, delimiter=",", names=["text", "label"], header=True))
+
+
+@given(lines=st.lists(st.text('a"', max_size=6), max_size=12), block_bytes=st.integers(1, 9))
+def test_blocks_end_with_lines_and_where_no_quote_is_open(lines, block_bytes):
+    content = "\n".join(lines).encode()
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(plain_cells, "_BLOCK_BYTES", block_bytes):
+        path = Path(folder, "a.csv")
+        path.write_bytes(content)
+        blocks = list(plain_cells.whole_rows(path, lambda done: None))
+    assert b"".join(blocks) == content
+    for block in blocks[:-1]:
+        assert block.endswith(b"\n")
+        assert block.count(b'"') % 2 == 0

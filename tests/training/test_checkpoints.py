@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from snugtune.step import Choices, Hyperparameters, Step
 from snugtune.tasks import Task
 from snugtune.training import checkpoints
 from snugtune.training.checkpoints import load_checkpoint, model_tensors, remove_old, save_checkpoint
+from snugtune.training.manifest import write_manifest
 from snugtune.training.positions import Position, list_checkpoints
 
 POSITION = Position(update=3, applied=2, best_update=2, best_value=0.5, stale=1, seconds=1.5)
@@ -33,10 +36,28 @@ class Tied(nn.Module):
         return self.second(self.drop(self.norm(self.first(x))))
 
 
-def make_step(optimizer: str = "adamw-fused", precision: str = "fp32", width: int = 6, seed: int = 1) -> Step:
+class Halves(nn.Module):
+    """Two layers, of which one is frozen."""
+
+    def __init__(self, middle: int, frozen: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, middle), nn.Linear(middle, 6)
+        getattr(self, frozen).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def make_step(
+    optimizer: str = "adamw-fused",
+    precision: str = "fp32",
+    width: int = 6,
+    seed: int = 1,
+    build: Callable[[], nn.Module] | None = None,
+) -> Step:
     task = Task(
         name="tied",
-        build_model=lambda: Tied(width),
+        build_model=build or (lambda: Tied(width)),
         collate=lambda rows: {},
         loss=lambda model, batch: (model(batch["x"]).float().square().sum(), len(batch["x"])),
         outputs=lambda model, batch: {},
@@ -166,6 +187,34 @@ def test_a_checkpoint_of_something_else_is_refused(other, why, tmp_path):
     with pytest.raises(RunFolderError) as caught:
         load_checkpoint(path, make_step(**other))
     assert why in caught.value.why
+
+
+def test_the_state_of_other_parameters_is_refused_or_begins_anew(tmp_path):
+    """As many learn, of the same sizes: their numbers alone would fit."""
+    first = make_step(build=partial(Halves, 6, "first"))
+    learn(first, 0, 3)
+    path = save_checkpoint(tmp_path, first, POSITION)
+    other = make_step(build=partial(Halves, 6, "second"))
+    with pytest.raises(RunFolderError, match=r"other parameters learn than then \(first\.bias\)"):
+        load_checkpoint(path, other)
+    told: list[str] = []
+    load_checkpoint(path, other, without_optimizer=told.append)
+    assert len(told) == 1
+    assert not other.optimizer.state
+    assert torch.equal(other.model.first.weight, first.model.first.weight)
+
+
+def test_a_state_without_names_is_refused_by_its_sizes(tmp_path):
+    first = make_step(build=partial(Halves, 4, "first"))
+    learn(first, 0, 3)
+    path = save_checkpoint(tmp_path, first, POSITION)
+    state = json.loads((path / "state.json").read_text())
+    del state["optimizer"]["parameters"]  # as versions before 4 were
+    (path / "state.json").write_text(json.dumps(state))
+    write_manifest(path)
+    load_checkpoint(path, make_step(build=partial(Halves, 4, "first")))
+    with pytest.raises(RunFolderError, match=r"of another size for first\.weight"):
+        load_checkpoint(path, make_step(build=partial(Halves, 4, "second")))
 
 
 def test_a_checkpoint_of_a_later_snugtune_is_refused(tmp_path):

@@ -16,7 +16,6 @@ _NAMES = {"NoneType": "null", "bool": "true or false", "list": "a list", "str": 
 _BLANK = " \t\r\n"  # what JSON takes for space
 _BLOCK_CHARACTERS = 1 << 20
 _LONGEST_ITEM_CHARACTERS = 1 << 28
-_NUMBER_MAY_GO_ON = re.compile(r"[-+.\w]*\Z")
 _LINES_BETWEEN_CALLS = 50_000
 
 Progress = Callable[[int], object]

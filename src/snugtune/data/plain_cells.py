@@ -88,8 +88,11 @@ def whole_rows(path: Path, on_bytes: Callable[[int], object], *, quoted: bool = 
         while block := file.read(_BLOCK_BYTES):
             on_bytes(bytes_read(file))
             end = held.rfind(b"\n") + 1
-            while quoted and end and held.count(b'"', 0, end) % 2:
-                end = held.rfind(b"\n", 0, end - 1) + 1
+            odd = held.count(b'"', 0, end) % 2 if quoted else 0
+            while odd:  # between quotes: back to the last line end before the last of them
+                before = held.rfind(b"\n", 0, held.rfind(b'"', 0, end)) + 1
+                odd ^= held.count(b'"', before, end) % 2
+                end = before
             if end:
                 yield held[:end]
             elif len(held) > _LONGEST_ROW_BYTES:

@@ -138,12 +138,14 @@ def _cards_of_proc() -> Iterator[Card]:
 def _pci_cards() -> int | None:
     """NVIDIA's display controllers on the PCI bus, as lspci would list them; None where there is no /sys."""
     folder = Path("/sys/bus/pci/devices")
-    if not folder.is_dir():
+    try:
+        devices = list(folder.iterdir())
+    except OSError:
         return None
     return sum(
         (_file(path / "vendor") or "").strip() == "0x10de"
         and (_file(path / "class") or "").startswith("0x03")
-        for path in folder.iterdir()
+        for path in devices
     )
 
 

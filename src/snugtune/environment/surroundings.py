@@ -35,6 +35,7 @@ from snugtune.units import MiB, show_size
 _SHADOWS = re.compile(r"cuda|cudnn|nvidia", re.IGNORECASE)
 # Less than this is what a driver and an idle desktop take.
 _HELD_BYTES = 512 * MiB
+# Windows moves memory to the host where others give an error; no share is published, so this is a choice.
 _SPILLING = 0.94
 
 

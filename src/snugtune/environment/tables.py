@@ -28,6 +28,10 @@ from snugtune.units import show_size
 _COLUMNS = ("card", "capability", "memory", "GB/s", "driver", "PyTorch", "PyPI", "TensorFlow", "bitsandbytes")
 
 
+# What ends with a generation of cards, in the order of the columns.
+_ENDS = ("last_driver", "torch", "torch_pypi", "tensorflow", "bitsandbytes")
+
+
 def card_rows() -> list[dict[str, Any]]:
     """Every card with its figures, and the last builds that have code for it."""
     return [{**_plain(card), **last_builds(card.capability)} for card in all_cards()]
@@ -140,8 +144,8 @@ def _cells(card: KnownCard) -> tuple[str, ...]:
         else "-"
     )
     bandwidth = "-" if card.bandwidth_gb_s is None else f"{card.bandwidth_gb_s:.0f}"
-    ends = (last["last_driver"], last["torch"], last["torch_pypi"], last["tensorflow"], last["bitsandbytes"])
-    return (card.name, show(card.capability) or "-", memory, bandwidth, *(str(end or "-") for end in ends))
+    ends = (str(last[name] or "-") for name in _ENDS)
+    return (card.name, show(card.capability) or "-", memory, bandwidth, *ends)
 
 
 def _generations(words: Any) -> Iterator[list[str]]:
@@ -156,17 +160,10 @@ def _generations(words: Any) -> Iterator[list[str]]:
         some = ", ".join(
             dict.fromkeys(name for name in names if "Laptop" not in name and "Max-Q" not in name)
         )
-        ends = (
-            last["last_driver"],
-            last["torch"],
-            last["torch_pypi"],
-            last["tensorflow"],
-            last["bitsandbytes"],
-        )
         yield [
             f"{show(capability)} {last['architecture']}",
             some,
-            *(str(end or words["none"]) for end in ends),
+            *(str(last[name] or words["none"]) for name in _ENDS),
         ]
 
 

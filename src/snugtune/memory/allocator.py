@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from snugtune.errors import UsageError
-from snugtune.units import MiB
+from snugtune.errors import HardwareError, UsageError
+from snugtune.units import MiB, show_size
 
 # Constants of the allocator, by their names there.
 _MIN_BLOCK = 512  # kMinBlockSize: every size is rounded up to it
@@ -21,7 +21,7 @@ _ROUND_LARGE = 2 * MiB  # kRoundLarge: larger sizes have a segment of their own,
 _SEGMENT_DISTANCE = 1 << 44  # addresses of different segments never touch
 
 
-class DoesNotFit(Exception):
+class DoesNotFit(HardwareError):
     """The limit would be passed even after every unused segment was given back.
 
     Args:
@@ -31,7 +31,11 @@ class DoesNotFit(Exception):
     """
 
     def __init__(self, size_bytes: int, allocated_bytes: int, reserved_bytes: int) -> None:
-        super().__init__(f"{size_bytes} bytes do not fit beside {reserved_bytes} reserved ones")
+        super().__init__(
+            f"{show_size(size_bytes)} more do not fit",
+            why=f"{show_size(reserved_bytes)} are taken, {show_size(allocated_bytes)} of them by tensors",
+            do="take smaller passes, checkpoint layers, or choose a larger card",
+        )
         self.size_bytes = size_bytes
         self.allocated_bytes, self.reserved_bytes = allocated_bytes, reserved_bytes
 
@@ -91,14 +95,9 @@ class Allocator:
     def __init__(self, *, expandable: bool = False, limit_bytes: int | None = None) -> None:
         self.expandable, self.limit_bytes = expandable, limit_bytes
         self.allocated_bytes = self.reserved_bytes = 0
-        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self.retries = 0
         self._small, self._large = _Pool(small=True), _Pool(small=False)
         self._segments = 0
-
-    def reset_peaks(self) -> None:
-        """Start new peaks at what is held now."""
-        self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def allocate(self, size_bytes: int) -> Block | None:
         """A block for a tensor; None for one without bytes.
@@ -120,7 +119,6 @@ class Allocator:
         self._split(block, size)
         block.used = True
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
 
     def free(self, block: Block | None) -> None:
@@ -230,7 +228,6 @@ class Allocator:
 
     def _reserve(self, size: int) -> None:
         self.reserved_bytes += size
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
     def _take_new(self, pool: _Pool, size: int) -> Block | None:
         if size <= _SMALL_SIZE:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from snugtune.memory.allocator import Allocator, Block
 from snugtune.memory.trace import Trace
 
+AGAIN = ", again"
+
 
 @dataclass(frozen=True)
 class Peak:
@@ -26,7 +28,8 @@ class Peak:
 def repeat(trace: Trace, span: str, previous: str, times: int) -> Trace:
     """A trace in which one of two equal updates runs more often.
 
-    What an update frees of the one before it, a repetition frees of the repetition before it.
+    What an update frees of the one before it, a repetition frees of the repetition before it. The repetitions
+    are a span of their own, whose name ends with `AGAIN`; their storages have numbers of their own.
 
     Args:
         trace: The trace.
@@ -59,6 +62,7 @@ def repeat(trace: Trace, span: str, previous: str, times: int) -> Trace:
     for event in trace.events[end:]:
         events.append(~current[place[~event]] if event < 0 and ~event in place else event)
     spans = {name: (a + shift, b + shift) if a >= end else (a, b) for name, (a, b) in trace.spans.items()}
+    spans[f"{span}{AGAIN}"] = end, end + shift
     return replace(trace, storages=storages, events=events, spans=spans)
 
 

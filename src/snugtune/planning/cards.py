@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from snugtune import facts
-from snugtune.environment.cards import KnownCard, all_cards, cards_called
+from snugtune.environment.cards import KnownCard, cards_called, names_like
 from snugtune.errors import UsageError
 from snugtune.memory.cuda import CudaCard
 from snugtune.units import MiB
@@ -57,9 +56,7 @@ def planned_card(name: str, *, attention: Attention = "default") -> PlannedCard:
 def _known_card(name: str) -> KnownCard:
     found = cards_called(name) if isinstance(name, str) else ()
     if not found:
-        titles = {alias.lower(): card.name for card in all_cards() for alias in (*card.names, *card.aliases)}
-        near = get_close_matches(str(name).lower(), titles, n=3, cutoff=0.7)
-        names = ", ".join(dict.fromkeys(titles[alias] for alias in near))
+        names = ", ".join(names_like(str(name)))
         raise UsageError(
             f"no card is called {name!r}",
             why="it is neither a name nor an alias in the table of cards",

@@ -12,7 +12,7 @@ from torch import nn
 
 from snugtune.memory.allocator import Allocator, parse_settings
 from snugtune.memory.cuda import CudaCard, cuda_choices
-from snugtune.memory.footprint import by_kind, by_layer, held_at, repeat, replay
+from snugtune.memory.footprint import AGAIN, by_kind, by_layer, held_at, repeat, replay
 from snugtune.memory.kernels import Kernels
 from snugtune.memory.trace import CARD, Trace, Tracer, place_on_card, tracing
 from snugtune.step import Choices, Hyperparameters, Step
@@ -90,7 +90,9 @@ def predict_step(  # noqa: PLR0913
     trace = repeat(traced.trace, "update 3", "update 2", 3)
     peaks = replay(trace, Allocator(expandable=expandable, limit_bytes=limit_bytes))
     training = {name: peak for name, peak in peaks.items() if name == "load" or name.startswith("update")}
-    peak = max(training.values(), key=lambda peak: peak.allocated_bytes)
+    # Repetitions allocate what the update did; only where it lies may need more.
+    once = [peak for name, peak in training.items() if not name.endswith(AGAIN)]
+    peak = max(once, key=lambda peak: peak.allocated_bytes)
     reserved = max(peak.reserved_bytes for peak in training.values())
     held = held_at(trace, peak.event)
     kinds = by_kind(trace, held, gradients=traced.gradients, optimizer=traced.state)

@@ -19,7 +19,14 @@ from snugtune.errors import ModelError, RunFolderError
 from snugtune.step import Step
 from snugtune.training.folder import WRITING
 from snugtune.training.manifest import MANIFEST, check_files, write_manifest
-from snugtune.training.optimizer_state import join_state, misfit, own_memory, split_state, whole
+from snugtune.training.optimizer_state import (
+    join_state,
+    misfit,
+    own_memory,
+    parameter_names,
+    split_state,
+    whole,
+)
 from snugtune.training.positions import Position, belongs, checkpoint_path, list_checkpoints, update_of
 
 VERSION = 4
@@ -60,7 +67,12 @@ def save_checkpoint(
         "version": VERSION,
         "run_id": run_id,
         "position": dataclasses.asdict(position),
-        "optimizer": {"name": step.choices.optimizer, "state": rest, "tensors": sorted(tensors)},
+        "optimizer": {
+            "name": step.choices.optimizer,
+            "parameters": parameter_names(step),
+            "state": rest,
+            "tensors": sorted(tensors),
+        },
         "scaler": step.scaler.state_dict(),
         "facts": dict(facts or {}),
     }

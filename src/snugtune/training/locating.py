@@ -1,7 +1,8 @@
 """Where numbers stop being finite: in which rows, in which module, forward or backward.
 
-Looked for after the fact, by computing the passes of an update once more: nothing was applied, so the weights
-are those of before. An update without trouble pays nothing.
+Looked for after the fact, by computing the passes of an update once more: it was not applied, so the weights
+are those of before, or on a card, which is one update ahead, those after the next. An update without trouble
+pays nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def locate(
     """Find the first thing that is not finite in this process's passes of an update; None if all is finite.
 
     Args:
-        step: The step, with the weights of before the update.
+        step: The step, with the weights of before the update (on a card, of one update later).
         passes: The passes.
         rows: Numbers of the rows of each.
         number: Number of the update, from 0.

@@ -256,9 +256,11 @@ class _Run:
     def _measure_and_save(self) -> bool:
         """Evaluate and save when it is time; True when the run is over."""
         update, total = self.position.update + len(self.pending), self.updates.total
-        timed = self.saver.is_due(self.config.checkpoints.every_minutes)
         measured = (update - self.updates.ahead) % self.every_updates == 0 or update == total
         measured = measured or self.position.unmeasured
+        every = self.config.checkpoints.every_minutes
+        # Each process has a clock of its own, and what follows is done together.
+        timed = not measured and every is not None and self.processes.any(self.saver.is_due(every))
         if not (measured or timed):
             return False
         self._settle(most_pending=0)

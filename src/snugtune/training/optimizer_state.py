@@ -9,6 +9,8 @@ import torch
 
 from snugtune.step import Step
 
+_AS_LARGE = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # states with the shape of their parameter
+
 
 def misfit(
     saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], step: Step, *, applied: int
@@ -23,17 +25,28 @@ def misfit(
     """
     if saved["name"] != step.choices.optimizer:
         return f"its optimizer is {saved['name']}, the run's is {step.choices.optimizer}"
-    names = {id(parameter): name for name, parameter in step.model.named_parameters()}
-    order = [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
+    names, shapes = parameter_names(step), dict(step.model.named_parameters())
+    if (of_old := saved.get("parameters", names)) != names:  # none before version 4
+        odd = sorted(set(of_old) ^ set(names)) or ["the order"]
+        return f"other parameters learn than then ({odd[0]})"
     if "tensors" not in saved and applied and not tensors:  # version 1
         return "it has no state of the optimizer"
     for key in saved.get("tensors", tensors):
         number, _, what = key.partition(".")
-        if int(number) >= len(order):
+        if int(number) >= len(names):
             return "its optimizer has more parameters than this run's"
+        name = names[int(number)]
         if key not in tensors:
-            return f"the state of its optimizer lacks {what} of {names[id(order[int(number)])]}"
+            return f"the state of its optimizer lacks {what} of {name}"
+        if what in _AS_LARGE and tensors[key].shape != shapes[name].shape:
+            return f"the state of its optimizer is of another size for {name}"
     return None
+
+
+def parameter_names(step: Step) -> list[str]:
+    """Names of the parameters, in the order in which the optimizer numbers them."""
+    names = {id(parameter): name for name, parameter in step.model.named_parameters()}
+    return [names[id(each)] for group in step.optimizer.param_groups for each in group["params"]]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,9 +49,9 @@ class Saver:
         self.at = time.monotonic()
         """When that was, or was tried."""
 
-    def is_due(self, every_minutes: float | None) -> bool:
-        """Whether it is time again."""
-        return every_minutes is not None and time.monotonic() - self.at >= every_minutes * 60
+    def is_due(self, every_minutes: float) -> bool:
+        """Whether it is time again, by the clock of this process."""
+        return time.monotonic() - self.at >= every_minutes * 60
 
     def save(self, position: Position, why: str) -> bool:
         """Save, unless just that is saved already; False if it failed.
